@@ -1,0 +1,37 @@
+// The smallest kernel of the library. It answers the one question that the host cannot: is there
+// code in this build that the present GPU runs, and which architecture was it compiled for?
+
+#include <cuda_runtime.h>
+
+#include "xpress/device_probe.h"
+
+namespace xpress {
+namespace {
+
+__global__ void DeviceProbeKernel(int* arch) {
+#ifdef __CUDA_ARCH__
+  *arch = __CUDA_ARCH__;
+#endif
+}
+
+Status ToStatus(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return Status::kOk;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+      return Status::kNoKernelImage;
+    default:
+      return Status::kCudaError;
+  }
+}
+
+}  // namespace
+
+Status LaunchDeviceProbe(int* arch, void* stream) {
+  if (arch == nullptr) return Status::kInvalidArgument;
+  DeviceProbeKernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(arch);
+  return ToStatus(cudaGetLastError());
+}
+
+}  // namespace xpress
