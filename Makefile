@@ -1,5 +1,78 @@
-PYTHON ?= .venv/bin/python
-.PHONY: build
-build:
-	.venv/bin/cmake -S . -B build/dev -G Ninja
-	.venv/bin/ninja -C build/dev
+# Every target sets up all that it needs in .venv: Python 3.10+, a C++17 compiler, make and git are
+# enough. Versions are pinned in requirements-dev.txt.
+#
+#   make demo [ARGS='--prompt "..."']   make bench [ARGS='--preset smollm2-135m']
+#   XPRESS_CUDA=1 make build            with the CUDA half; nvcc comes from PyPI where there is none
+
+PYTHON3 ?= python3
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+ARGS ?=
+PYTEST := $(PYTHON) -m pytest
+LONG_RESULT := benchmarks/results/test-long.txt
+
+SHELL := bash
+
+.PHONY: help demo test test-long test-install fuzz bench results lint format build environment clean
+
+help:
+	@sed -n 's/^#: //p' Makefile
+
+#: make demo          a real model decodes three ways, side by side
+demo: build
+	@$(VENV)/bin/xpress demo $(ARGS)
+
+#: make test          every test but the wide sweeps
+test: build
+	@$(PYTEST) -m "not long" $(ARGS)
+
+#: make test-long     all tests with the wide sweeps; writes benchmarks/results/test-long.txt
+test-long: build
+	@mkdir -p $(dir $(LONG_RESULT))
+	@set -o pipefail; { $(VENV)/bin/xpress info && $(PYTEST) -m long $(ARGS); } \
+	  | tee $(LONG_RESULT)
+
+#: make fuzz          the property tests, with many fresh examples
+fuzz: build
+	@XPRESS_FUZZ=1 $(PYTEST) -m hypothesis $(ARGS)
+
+#: make bench         microseconds per block over the number of passes, beside torch
+bench: build
+	@$(PYTHON) benchmarks/latency_vs_K.py $(ARGS)
+
+#: make lint          ruff, mypy, clang-format
+lint: environment
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --quiet --check . || { echo "run 'make format'"; exit 1; }
+	@$(VENV)/bin/mypy
+	@git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' \
+	  | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
+#: make format        format all sources
+format: environment
+	@$(VENV)/bin/ruff check --quiet --fix .
+	@$(VENV)/bin/ruff format --quiet .
+	@git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' | xargs $(VENV)/bin/clang-format -i
+
+#: make test-install  every way to install the package, in environments of their own
+test-install: environment
+	@$(PYTHON) tools/test_install.py $(ARGS)
+
+#: make build         the operator library, in place
+build: $(VENV)/.installed
+	@$(PYTHON) setup.py --quiet build_ext --inplace > build/build.log 2>&1 \
+	  || { cat build/build.log; exit 1; }
+
+# The package itself, editable: gives the command `xpress`.
+$(VENV)/.installed: setup.py pyproject.toml tools/build_backend/xpress_build.py | environment
+	@echo "building the operator library"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  --editable .
+	@touch $@
+
+environment:
+	@$(PYTHON3) tools/environment.py --venv $(VENV)
+
+#: make clean         remove what was built; .venv stays
+clean:
+	rm -rf build dist xpress_ext.egg-info xpress_ext/libxpress_ops.so $(VENV)/.installed

@@ -8,13 +8,13 @@
 namespace xpress {
 namespace {
 
-__global__ void DeviceProbeKernel(int* arch) {
+__global__ void device_probe_kernel(int* arch) {
 #ifdef __CUDA_ARCH__
   *arch = __CUDA_ARCH__;
 #endif
 }
 
-Status ToStatus(cudaError_t error) {
+Status to_status(cudaError_t error) {
   switch (error) {
     case cudaSuccess:
       return Status::kOk;
@@ -28,10 +28,10 @@ Status ToStatus(cudaError_t error) {
 
 }  // namespace
 
-Status LaunchDeviceProbe(int* arch, void* stream) {
+Status launch_device_probe(int* arch, void* stream) {
   if (arch == nullptr) return Status::kInvalidArgument;
-  DeviceProbeKernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(arch);
-  return ToStatus(cudaGetLastError());
+  device_probe_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(arch);
+  return to_status(cudaGetLastError());
 }
 
 }  // namespace xpress

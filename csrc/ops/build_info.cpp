@@ -7,22 +7,19 @@
 
 #include <string>
 
-#if __has_include("cpu/dispatch.h")
 #include "cpu/dispatch.h"
-#define XPRESS_HAS_DISPATCH 1
-#endif
 #include "xpress/device_probe.h"
 
 #if XPRESS_WITH_CUDA
 // Exported by a CUDA build of torch only; weak, so that the library loads under a CPU build.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
-    int32_t device_index, void** ret_stream);
+extern "C" __attribute__((weak)) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 #endif
 
 namespace {
 
 // One "name=value" a line.
-std::string BuildInfo() {
+std::string build_info() {
   std::string text;
   const auto add = [&text](const char* name, const std::string& value) {
     text.append(name).append("=").append(value).append("\n");
@@ -31,9 +28,7 @@ std::string BuildInfo() {
   add("build_torch", XPRESS_BUILD_TORCH);
   add("compiler", XPRESS_CXX_COMPILER);
   add("cpu_isas", XPRESS_CPU_ISAS);
-#ifdef XPRESS_HAS_DISPATCH
   add("cpu_isa", xpress::cpu::isa_name());
-#endif
   add("cuda", XPRESS_WITH_CUDA ? "1" : "0");
   add("cuda_archs", XPRESS_CUDA_ARCHS);
   add("nvcc", XPRESS_NVCC_VERSION);
@@ -43,7 +38,7 @@ std::string BuildInfo() {
 
 #if XPRESS_WITH_CUDA
 // arch: int32 [1] on the GPU. Returns an xpress::Status.
-int64_t DeviceProbe(torch::stable::Tensor arch) {
+int64_t device_probe(torch::stable::Tensor arch) {
   STD_TORCH_CHECK(arch.numel() == 1 && arch.element_size() == 4,
                   "_device_probe: arch must be one int32 element");
   const auto device = arch.get_device_index();
@@ -51,7 +46,7 @@ int64_t DeviceProbe(torch::stable::Tensor arch) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   return static_cast<int64_t>(
-      xpress::LaunchDeviceProbe(static_cast<int*>(arch.data_ptr()), stream));
+      xpress::launch_device_probe(static_cast<int*>(arch.data_ptr()), stream));
 }
 #endif
 
@@ -63,9 +58,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(xpress, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(xpress, CompositeExplicitAutograd, m) {
-  m.impl("_build_info", TORCH_BOX(&BuildInfo));
+  m.impl("_build_info", TORCH_BOX(&build_info));
 }
 
 #if XPRESS_WITH_CUDA
-STABLE_TORCH_LIBRARY_IMPL(xpress, CUDA, m) { m.impl("_device_probe", TORCH_BOX(&DeviceProbe)); }
+STABLE_TORCH_LIBRARY_IMPL(xpress, CUDA, m) { m.impl("_device_probe", TORCH_BOX(&device_probe)); }
 #endif

@@ -1,5 +1,5 @@
-#ifndef XPRESS_DEVICE_PROBE_H_
-#define XPRESS_DEVICE_PROBE_H_
+// The device probe: which code of this build does the present GPU run?
+#pragma once
 
 #include "xpress/status.h"
 
@@ -8,9 +8,7 @@ namespace xpress {
 // Writes the architecture that the running code was compiled for, as __CUDA_ARCH__ counts it
 // (900 for compute capability 9.0), to `arch`, in the order of `stream` (a cudaStream_t).
 // Returns kNoKernelImage where the build holds no code that runs on the current GPU.
-Status LaunchDeviceProbe(int* arch,  // [1], device memory
-                         void* stream);
+Status launch_device_probe(int* arch,  // [1], device memory
+                           void* stream);
 
 }  // namespace xpress
-
-#endif  // XPRESS_DEVICE_PROBE_H_
