@@ -21,7 +21,7 @@ QWEN3_8B = {
 
 
 def small_config(**changes) -> DFlashConfig:
-    sizes = dict(
+    sizes = dict(  # noqa: C408
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

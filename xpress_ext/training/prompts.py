@@ -71,6 +71,13 @@ def standard_library_functions(max_characters: int = 900) -> Iterator[str]:
             yield from _functions_of(file, max_characters)
 
 
+def standard_library_modules() -> list[Path]:
+    """Source files of the standard library's single-file modules."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = (root / f"{name}.py" for name in sorted(sys.stdlib_module_names))
+    return [file for file in files if file.is_file()]
+
+
 def _functions_of(file: Path, max_characters: int) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
