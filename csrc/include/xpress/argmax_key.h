@@ -30,8 +30,7 @@ static inline int64_t key_id(uint64_t key) {
 // The logit of a key: -0 has become +0 and a NaN the canonical quiet one.
 static inline float key_logit(uint64_t key) {
   uint32_t bits = static_cast<uint32_t>(key >> 32);
-  bits = (bits == 0xffffffffu) ? 0x7fc00000u
-                               : ((bits >> 31) ? (bits & 0x7fffffffu) : ~bits);
+  bits = (bits == 0xffffffffu) ? 0x7fc00000u : ((bits >> 31) ? (bits & 0x7fffffffu) : ~bits);
   float logit;
   std::memcpy(&logit, &bits, sizeof(logit));
   return logit;

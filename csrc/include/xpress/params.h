@@ -120,10 +120,10 @@ struct JacobiRefineParams {
   int64_t num_passes;
   int64_t top_c;  // 0: the full vocabulary
   bool exact;
-  Ids seed_tokens;       // [N, D] target ids; data is null for the argmax of base_logits
-  const int64_t* d2t;    // [V] offsets, or null
-  int64_t* tokens;       // [N, D] target ids
-  int32_t* passes;       // [N]
+  Ids seed_tokens;         // [N, D] target ids; data is null for the argmax of base_logits
+  const int64_t* d2t;      // [V] offsets, or null
+  int64_t* tokens;         // [N, D] target ids
+  int32_t* passes;         // [N]
   int32_t* full_readouts;  // [N]
   void* workspace;         // jacobi_workspace() bytes, 64-byte aligned
 };

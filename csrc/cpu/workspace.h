@@ -1,0 +1,80 @@
+// The workspace of jacobi_refine: one caller-owned buffer, cut into the arrays below.
+//
+// Size: N*B*r*20 bytes (context, c, rounded c, z, and slack for N*B bookkeeping is separate),
+// N*(B-1)*(C+B-1)*8 bytes with candidates, N*B*40 bytes of bookkeeping, and at most 4 MB + one
+// block of widened hidden states of scratch. It does not depend on V.
+#pragma once
+
+#include <cstdint>
+
+#include "limits.h"
+
+namespace xpress::cpu {
+
+struct JacobiShape {
+  int64_t N, B, H, r, m, top_c;
+  bool exact;
+};
+
+static inline JacobiShape jacobi_shape(const JacobiRefineParams& p) {
+  return {p.N, p.B, p.H, p.r, p.m, p.top_c, p.exact};
+}
+
+struct JacobiWorkspace {
+  float* context;            // [N, B, r]
+  float* c;                  // [N, B, r]
+  float* rounded_c;          // [N, B, r]
+  float* z;                  // [N, B, r]
+  int64_t* ids;              // [N, B + 1]: predecessor, anchor, tokens; prev of slot k is ids[k]
+  uint64_t* keys;            // [N * D]
+  const float** z_rows;      // [N * D]
+  const void** base_rows;    // [N * D]
+  int32_t* rows;             // [N * D]
+  int32_t* settled;          // [N]: slots up to here are skipped
+  int32_t* proven;           // [N]: exact mode, slots frozen for good
+  int32_t* done;             // [N]
+  int64_t capacity;          // candidates a slot may hold
+  int32_t* candidate_ids;    // [N * D, capacity]
+  float* candidate_logits;   // [N * D, capacity]
+  int32_t* candidate_count;  // [N * D]
+  void* scratch;             // project_hidden's, then the MLP's hidden layer
+  int64_t bytes;
+
+  // With a null base: only `bytes` is meant.
+  JacobiWorkspace(void* base, const JacobiShape& s) : next_(reinterpret_cast<uintptr_t>(base)) {
+    const uintptr_t begin = next_;
+    const int64_t D = s.B - 1, slots = s.N * s.B, drafted = s.N * D;
+    take(&context, slots * s.r);
+    take(&c, slots * s.r);
+    take(&rounded_c, slots * s.r);
+    take(&z, slots * s.r);
+    take(&ids, s.N * (s.B + 1));
+    take(&keys, drafted);
+    take(&z_rows, drafted);
+    take(&base_rows, drafted);
+    take(&rows, drafted);
+    take(&settled, s.N);
+    take(&proven, s.N);
+    take(&done, s.N);
+    capacity = s.top_c == 0 ? 0 : s.top_c + (s.exact ? D : 0);
+    take(&candidate_ids, drafted * capacity);
+    take(&candidate_logits, drafted * capacity);
+    take(&candidate_count, s.top_c == 0 ? 0 : drafted);
+    const int64_t project = project_scratch_bytes(s.N, s.B, s.H), mlp = kMlpRows * s.m * 4;
+    char* bytes_of_scratch;
+    take(&bytes_of_scratch, project > mlp ? project : mlp);
+    scratch = bytes_of_scratch;
+    bytes = static_cast<int64_t>(next_ - begin);
+  }
+
+ private:
+  template <class T>
+  void take(T** array, int64_t count) {
+    *array = reinterpret_cast<T*>(next_);
+    next_ += (static_cast<uintptr_t>(count) * sizeof(T) + 63) / 64 * 64;
+  }
+
+  uintptr_t next_;
+};
+
+}  // namespace xpress::cpu

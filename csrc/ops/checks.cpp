@@ -1,0 +1,191 @@
+#include "checks.h"
+
+#include "cpu/limits.h"
+
+namespace xpress::ops {
+
+std::string dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "dtype number " + std::to_string(static_cast<int>(dtype));
+  }
+}
+
+std::string shape_text(const Tensor& tensor) {
+  std::ostringstream text;
+  text << "[";
+  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
+  text << "]";
+  return text.str();
+}
+
+void check_dim(const Tensor& tensor, const char* name, int64_t dim, const char* letters) {
+  if (tensor.dim() != dim) {
+    fail_value(name, " has shape ", shape_text(tensor), "; expected ", dim, " dimensions ",
+               letters);
+  }
+}
+
+void check_shape(const Tensor& tensor, const char* name, std::initializer_list<int64_t> expected,
+                 const char* letters) {
+  check_dim(tensor, name, static_cast<int64_t>(expected.size()), letters);
+  int64_t i = 0;
+  bool equal = true;
+  std::ostringstream wanted;
+  for (const int64_t size : expected) {
+    wanted << (i ? ", " : "") << size;
+    equal = equal && tensor.size(i) == size;
+    ++i;
+  }
+  if (!equal) {
+    fail_value(name, " has shape ", shape_text(tensor), "; expected ", letters, " = [",
+               wanted.str(), "]");
+  }
+}
+
+void check_cpu(const Tensor& tensor, const char* name) {
+  if (!tensor.is_cpu()) {
+    fail_value(name, " is not on the CPU, but other arguments are; move all to one device");
+  }
+}
+
+void check_contiguous(const Tensor& tensor, const char* name) {
+  if (!tensor.is_contiguous()) {
+    fail_value(name, " of shape ", shape_text(tensor), " is not contiguous; pass ", name,
+               ".contiguous()");
+  }
+}
+
+void check_inner_stride(const Tensor& tensor, const char* name) {
+  const int64_t last = tensor.dim() - 1;
+  if (tensor.size(last) > 1 && tensor.stride(last) != 1) {
+    fail_value(name, " has innermost stride ", tensor.stride(last),
+               "; expected 1 (outer strides are free); pass ", name, ".contiguous()");
+  }
+}
+
+void check_dtype(const Tensor& tensor, const char* name, ScalarType expected) {
+  if (tensor.scalar_type() != expected) {
+    fail_value(name, " has dtype ", dtype_name(tensor.scalar_type()), "; expected ",
+               dtype_name(expected));
+  }
+}
+
+DType float_dtype(const Tensor& tensor, const char* name) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      fail_value(name, " has dtype ", dtype_name(tensor.scalar_type()),
+                 "; expected float32, bfloat16 or float16");
+  }
+}
+
+namespace {
+const char* name_of(DType dtype) {
+  return dtype == DType::kFloat32 ? "float32" : dtype == DType::kBFloat16 ? "bfloat16" : "float16";
+}
+}  // namespace
+
+const void* weight(const Tensor& tensor, const char* name, DType expected, const char* type_of) {
+  check_cpu(tensor, name);
+  if (float_dtype(tensor, name) != expected) {
+    fail_value(name, " has dtype ", dtype_name(tensor.scalar_type()), "; expected ",
+               name_of(expected), ", the dtype of ", type_of, " (all weights are of one dtype)");
+  }
+  check_contiguous(tensor, name);
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  if (address % 16 != 0) {
+    fail_value(name, " starts ", address % 16,
+               " bytes past a 16-byte boundary; expected 16-byte alignment; pass ", name,
+               ".clone()");
+  }
+  return tensor.const_data_ptr();
+}
+
+const float* fp32(const Tensor& tensor, const char* name) {
+  check_cpu(tensor, name);
+  check_dtype(tensor, name, ScalarType::Float);
+  check_contiguous(tensor, name);
+  return static_cast<const float*>(tensor.const_data_ptr());
+}
+
+StridedRows strided_rows(const Tensor& tensor, const char* name) {
+  check_cpu(tensor, name);
+  const DType dtype = float_dtype(tensor, name);
+  check_inner_stride(tensor, name);
+  const int64_t rows = tensor.dim() - 2;
+  return {tensor.const_data_ptr(), dtype, rows > 0 ? tensor.stride(0) : 0, tensor.stride(rows)};
+}
+
+Ids checked_ids(const Tensor& tensor, const char* name, int64_t limit, const char* table) {
+  check_cpu(tensor, name);
+  check_dtype(tensor, name, ScalarType::Long);
+  const bool matrix = tensor.dim() == 2;
+  const Ids ids{static_cast<const int64_t*>(tensor.const_data_ptr()), tensor.stride(0),
+                matrix ? tensor.stride(1) : 0};
+  for (int64_t i = 0; i < tensor.size(0); ++i) {
+    for (int64_t j = 0; j < (matrix ? tensor.size(1) : 1); ++j) {
+      const int64_t id = ids.at(i, j);
+      if (id >= 0 && id < limit) continue;
+      std::ostringstream position;
+      position << "[" << i;
+      if (matrix) position << ", " << j;
+      fail_index(name, position.str(), "] is ", id, "; expected 0 <= id < ", limit, ", ", table);
+    }
+  }
+  return ids;
+}
+
+void check_block(int64_t B, const char* name) {
+  if (B < 2 || B > cpu::kMaxBlock) {
+    fail_value(name, " has block size B = ", B, "; expected 2 <= B <= ", cpu::kMaxBlock);
+  }
+}
+
+void check_rank(int64_t r, const char* name) {
+  if (r < 32 || r > cpu::kMaxRank || r % 32 != 0) {
+    fail_value(name, " has rank r = ", r, "; expected a multiple of 32 up to ", cpu::kMaxRank,
+               "; pad with zeros, as XPressRefiner.fold() does");
+  }
+}
+
+void check_multiple_of_32(int64_t size, const char* what, const char* name) {
+  if (size < 32 || size % 32 != 0) {
+    fail_value(
+        name, " has ", what, " = ", size,
+        "; expected a positive multiple of 32; pad with zeros, as XPressRefiner.fold() does");
+  }
+}
+
+void check_vocabulary(int64_t V, const char* name) {
+  if (V < 1 || V > INT32_MAX) {
+    fail_value(name, " has vocabulary size V = ", V, "; expected 1 <= V < 2^31");
+  }
+}
+
+}  // namespace xpress::ops
