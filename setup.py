@@ -9,15 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
-
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools" / "build_backend"))
 
-import xpress_build  # noqa: E402  (in the folder just added)
+# Imported first: it checks the version of setuptools.
+import xpress_build  # isort: skip  # noqa: E402
+from setuptools import Extension, setup  # noqa: E402
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
+from setuptools.command.build_ext import build_ext  # noqa: E402
+from setuptools.command.build_py import build_py  # noqa: E402
 
 GIGABYTE = 2**30
 

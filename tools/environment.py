@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="sections to install")
     options = parser.parse_args()
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036  (this runs under whatever python3 is)
         fail(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}: set PYTHON3")
     python = options.venv / "bin" / "python"
     if not python.exists():

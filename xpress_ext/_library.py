@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -9,8 +10,9 @@ import torch
 LIBRARY_PATH = Path(__file__).with_name("libxpress_ops.so")
 
 
+@cache
 def load_library() -> None:
-    """Register the operators of ``libxpress_ops.so`` as ``torch.ops.xpress.*``.
+    """Register the operators of ``libxpress_ops.so`` as ``torch.ops.xpress.*``, once.
 
     Raises:
         ImportError: the library was not built, or torch is older than its stable ABI.

@@ -9,11 +9,10 @@ from importlib.util import find_spec
 
 import torch
 
-from xpress_ext._library import LIBRARY_PATH
+from xpress_ext._library import LIBRARY_PATH, load_library
 from xpress_ext._version import __version__
 
-# The operators that have a CUDA implementation. The library's CUDA half holds the device probe
-# only, so far: tensors on a GPU are served by the reference or must be moved to the CPU.
+# The operators that have a CUDA implementation.
 CUDA_OPERATORS: tuple[str, ...] = ()
 
 _STATUS_OK = 0
@@ -69,12 +68,17 @@ def build_info() -> BuildInfo:
 
     Where the library has a CUDA half and there is a GPU, one tiny kernel is launched to see whether
     it runs; otherwise no GPU is touched.
+
+    Raises:
+        ImportError: the library was not built.
+        ValueError: ``XPRESS_CPU_ISA`` names an instruction set that is unknown or not to be had.
     """
     facts = _library_facts()
-    reason = _why_cuda_code_cannot_run(facts)
-    runs_here = not reason
-    if runs_here and not CUDA_OPERATORS:
-        reason = "this version has no CUDA operators yet; on a GPU use the reference backend"
+    obstacle = _why_cuda_code_cannot_run(facts)
+    reason = obstacle
+    if not CUDA_OPERATORS:
+        reason = "this version has none yet, its CUDA code is a device probe only"
+        reason += f" ({obstacle})" if obstacle else ""
     return BuildInfo(
         version=__version__,
         python=platform.python_version(),
@@ -87,8 +91,8 @@ def build_info() -> BuildInfo:
         cuda_built=facts["cuda"] == "1",
         cuda_architectures=_split(facts["cuda_archs"]),
         nvcc=facts["nvcc"] or None,
-        cuda_runs_here=runs_here,
-        cuda_operators=CUDA_OPERATORS if runs_here else (),
+        cuda_runs_here=not obstacle,
+        cuda_operators=() if obstacle else CUDA_OPERATORS,
         cuda_reason=reason,
         library=str(LIBRARY_PATH),
     )
@@ -121,7 +125,11 @@ def format_build_info(info: BuildInfo) -> str:
 
 
 def _library_facts() -> dict[str, str]:
-    lines = torch.ops.xpress._build_info().splitlines()
+    load_library()
+    try:
+        lines = torch.ops.xpress._build_info().splitlines()
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[0]) from error
     return dict(line.split("=", 1) for line in lines)
 
 

@@ -30,10 +30,11 @@ def _parser() -> argparse.ArgumentParser:
 def _run_info(options: argparse.Namespace) -> int:
     try:
         from xpress_ext.build_info import build_info, format_build_info
-    except ImportError as error:
+
+        info = build_info()
+    except (ImportError, ValueError) as error:
         print(f"xpress: {error}", file=sys.stderr)
         return 1
-    info = build_info()
     print(json.dumps(info.as_dict(), indent=2) if options.json else format_build_info(info))
     return 0
 

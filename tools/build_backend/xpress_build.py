@@ -19,6 +19,15 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import setuptools
+
+# Asked before anything else: an older one cannot even read this project's pyproject.toml.
+if int(setuptools.__version__.split(".")[0]) < 77:
+    raise SystemExit(
+        f"xpress_ext: setuptools {setuptools.__version__} is too old to build without isolation: "
+        "run `pip install 'setuptools>=77'`"
+    )
+
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (the hooks that are setuptools' own)
 
