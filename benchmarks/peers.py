@@ -6,11 +6,11 @@ Two loops over folded weights, each batched over all N blocks:
 * :class:`CandidateLoop` picks C candidates per slot once, gathers their readout rows once, and
   scores those: topk, gather, einsum.
 
-Each runs eager or compiled, in fp32 or bf16, with or without an early exit (stop after a pass
-that changed no token). They are written to be fast, not to be an oracle: logits are rounded where
-torch rounds them, candidates are chosen in tiles, ties may fall differently. Weights are converted
-and laid out when a peer is built, and compilation happens on the first calls: neither belongs in a
-timing.
+Each runs eager, compiled, or compiled with autotuned matrix products, in fp32 or bf16, with or
+without an early exit (stop after a pass that changed no token). They are written to be fast, not to
+be an oracle: logits are rounded where torch rounds them, candidates are chosen in tiles, ties may
+fall differently. Weights are converted and laid out when a peer is built, and compilation happens
+on the first calls: neither belongs in a timing.
 
 The readout comes in three forms, because no single one is fastest everywhere (2 cores, AVX-512,
 V=151936, r=256, fp32, matrix product alone):
@@ -26,13 +26,19 @@ The argmax is taken in two steps, tile maxima first: torch's ``amax`` is vectori
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 
+_Result = TypeVar("_Result")
+
 FORMS = ("plain", "tiles", "columns")
+MODES = ("eager", "compiled", "autotuned")
 TILE = 128  # vocabulary rows; 32 to 256 measured alike
 
 
@@ -162,19 +168,33 @@ def tiled_topk(logits: Tensor, C: int) -> tuple[Tensor, Tensor]:
     return value, tiles.gather(1, place // TILE) * TILE + place % TILE
 
 
+def _compile(function: Callable[..., _Result], mode: str) -> Callable[..., _Result]:
+    """``torch.compile`` for a fixed shape; fails rather than fall back to eager pieces."""
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: expected one of {', '.join(MODES)}")
+    # Every peer compiles the same few methods, and dynamo counts their graphs together.
+    torch._dynamo.config.recompile_limit = 64
+    options: dict[str, str | int | bool | Callable[..., object]] = {
+        "max_autotune": mode == "autotuned",
+        "autotune_num_choices_displayed": 0,  # quiet
+        "max_autotune_report_choices_stats": False,
+    }
+    return torch.compile(function, dynamic=False, fullgraph=True, options=options)
+
+
 class _Loop(torch.nn.Module):
     """The pass loop that both peers share."""
 
-    def __init__(self, weights: FoldedWeights, dtype: torch.dtype, mode: str | None) -> None:
+    def __init__(self, weights: FoldedWeights, dtype: torch.dtype, mode: str) -> None:
         super().__init__()
         self.dtype = dtype
         self.weights = weights.to(dtype)
         self.latent = Latent(self.weights)
         self._prepare_block, self._step = self.prepare_block, self.step
-        if mode is not None:
+        if mode != "eager":
             # One graph a pass; the loop stays in Python, as an early exit needs it there.
-            self._prepare_block = torch.compile(self.prepare_block, dynamic=False, mode=mode)
-            self._step = torch.compile(self.step, dynamic=False, mode=mode)
+            self._prepare_block = _compile(self.prepare_block, mode)
+            self._step = _compile(self.step, mode)
 
     def prepare_block(self, base_logits: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
         """Once per block: seed [N, B-1], then what ``step`` takes as ``prepared``."""
@@ -226,7 +246,7 @@ class FullLoop(_Loop):
         weights: Folded weights, converted to ``dtype`` here.
         dtype: Type of weights, hidden states, base logits and logits.
         form: One of FORMS.
-        mode: None for eager; "default" or a mode of ``torch.compile``.
+        mode: One of MODES.
     """
 
     def __init__(
@@ -234,7 +254,7 @@ class FullLoop(_Loop):
         weights: FoldedWeights,
         dtype: torch.dtype = torch.float32,
         form: str = "plain",
-        mode: str | None = None,
+        mode: str = "eager",
     ) -> None:
         super().__init__(weights, dtype, mode)
         self.read = Readout(self.weights.readout, form)
@@ -260,7 +280,7 @@ class CandidateLoop(_Loop):
         weights: Folded weights, converted to ``dtype`` here.
         C: Candidates per slot.
         dtype: Type of weights, hidden states, base logits and logits.
-        mode: None for eager; "default" or a mode of ``torch.compile``.
+        mode: One of MODES.
     """
 
     def __init__(
@@ -268,7 +288,7 @@ class CandidateLoop(_Loop):
         weights: FoldedWeights,
         C: int,
         dtype: torch.dtype = torch.float32,
-        mode: str | None = None,
+        mode: str = "eager",
     ) -> None:
         super().__init__(weights, dtype, mode)
         self.C = C
