@@ -60,7 +60,7 @@ test-install: environment
 
 #: make build         the operator library, in place
 build: $(VENV)/.installed
-	@$(PYTHON) setup.py --quiet build_ext --inplace > build/build.log 2>&1 \
+	@mkdir -p build && $(PYTHON) setup.py --quiet build_ext --inplace > build/build.log 2>&1 \
 	  || { cat build/build.log; exit 1; }
 
 # The package itself, editable: gives the command `xpress`.
