@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +25,20 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="versions, instruction set, what runs on the GPU")
     info.add_argument("--json", action="store_true", help="print JSON")
     info.set_defaults(run=_run_info)
+    demo = commands.add_parser("demo", help="one prompt decoded three ways, side by side")
+    source = demo.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="decode the answer to this text")
+    source.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="one prompt a line, or JSON lines with prompt, question or turns",
+    )
+    demo.add_argument("--plain", action="store_true", help="plain lines instead of panes")
+    demo.add_argument("--html", type=Path, metavar="FILE", help="write a page that replays it")
+    demo.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="default: 96")
+    demo.add_argument("--checkpoint", type=Path, metavar="DIR", help="drafter and refiner to use")
+    demo.set_defaults(run=_run_demo)
     return parser
 
 
@@ -36,6 +51,24 @@ def _run_info(options: argparse.Namespace) -> int:
         print(f"xpress: {error}", file=sys.stderr)
         return 1
     print(json.dumps(info.as_dict(), indent=2) if options.json else format_build_info(info))
+    return 0
+
+
+def _run_demo(options: argparse.Namespace) -> int:
+    try:
+        from xpress_ext.demo import DemoError, DemoOptions, run_demo
+    except ImportError as error:
+        print(f"xpress: {error}", file=sys.stderr)
+        return 1
+    names = ("prompt", "prompts", "plain", "html", "max_new_tokens", "checkpoint")
+    try:
+        run_demo(DemoOptions(**{name: getattr(options, name) for name in names}))
+    except DemoError as error:
+        print(f"xpress demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("xpress demo: stopped", file=sys.stderr)
+        return 130
     return 0
 
 

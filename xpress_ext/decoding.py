@@ -614,13 +614,21 @@ class _Draft:
         weight = self._head_weight
         return functional.linear(hidden[:, 1:].to(weight.dtype), weight, self._head_bias)
 
+    @property
+    def refines(self) -> bool:
+        """False for the drafter alone."""
+        return self._refiner is not None
+
+    def best(self, base_logits: Tensor) -> _Drafted:
+        """base_logits [1, B-1, V] -> the drafter's own B - 1 tokens, their argmax."""
+        best = base_logits[0].argmax(dim=-1)
+        return _Drafted((best if self._ids is None else self._ids[best]).tolist(), 0, 0)
+
     def refine(
         self, base_logits: Tensor, hidden: Tensor, anchor: Tensor, predecessor: Tensor
     ) -> _Drafted:
-        """The block's B - 1 tokens; without a refiner the argmax of the base logits."""
-        if self._refiner is None:
-            best = base_logits[0].argmax(dim=-1)
-            return _Drafted((best if self._ids is None else self._ids[best]).tolist(), 0, 0)
+        """base_logits [1, B-1, V], hidden [1, B, H], two ids [1] -> the refined B - 1 tokens."""
+        assert self._refiner is not None
         output = self._refiner.refine(
             _operator_dtype(base_logits),
             _operator_dtype(hidden),
@@ -653,6 +661,8 @@ class _Block:
             hidden = self._draft.hidden(ids[1:], features, self._cache, self._length)
         with clock.stage("lm_head"):
             base_logits = self._draft.base_logits(hidden)
+            if not self._draft.refines:
+                return self._draft.best(base_logits)
         with clock.stage("refiner"):
             return self._draft.refine(base_logits, hidden, ids[1:], ids[:1])
 
