@@ -542,15 +542,18 @@ needs_target = pytest.mark.skipif(
 )
 
 
-@functools.cache
-def smollm2():
-    return targets.load_smollm2()
+@pytest.fixture
+def smollm2_once(monkeypatch):
+    """Loads the real target once for all tests that decode with it."""
+    monkeypatch.setattr(targets, "load_smollm2", _load_smollm2)
+
+
+_load_smollm2 = functools.cache(targets.load_smollm2)
 
 
 @needs_target
 @pytest.mark.parametrize("length", [1, 6])
-def test_demo_on_the_real_target_with_a_random_draft(length, capsys, checkpoint, monkeypatch):
-    monkeypatch.setattr(targets, "load_smollm2", lambda dtype: smollm2())
+def test_demo_on_the_real_target_with_a_random_draft(length, capsys, checkpoint, smollm2_once):
     arguments = ["--prompt", "Hi", "--max-new-tokens", str(length)]
     status = cli.main(["demo", "--plain", *arguments, "--checkpoint", str(checkpoint)])
     printed = capsys.readouterr().out
@@ -560,8 +563,7 @@ def test_demo_on_the_real_target_with_a_random_draft(length, capsys, checkpoint,
 
 
 @needs_target
-def test_a_prompt_longer_than_the_context_is_refused(capsys, checkpoint, monkeypatch):
-    monkeypatch.setattr(targets, "load_smollm2", lambda dtype: smollm2())
+def test_a_prompt_longer_than_the_context_is_refused(capsys, checkpoint, smollm2_once):
     arguments = ["--prompt", "word " * 9000, "--checkpoint", str(checkpoint)]
     assert cli.main(["demo", "--plain", *arguments]) == 1
     assert "prompt 1: the prompt has" in capsys.readouterr().err
