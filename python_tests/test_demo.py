@@ -269,11 +269,11 @@ def test_panes_close_when_the_race_is_interrupted(small_demo, models, monkeypatc
     assert closed == [True]
 
 
-def test_bars_scale_with_the_block_and_keep_the_last_steps():
-    stats = DecodeStatistics(16, acceptance_lengths=[1, 16, 8, 1])
+def test_bars_show_the_last_steps_acceptance_lengths():
+    stats = DecodeStatistics(16, acceptance_lengths=[1, 16, 8, 4, 2])
     lane = demo.Lane("xpress", "XPress", iter(()), stats, None)
-    assert demo_terminal.bars(lane, 10) == "▁█▄▁"
-    assert demo_terminal.bars(lane, 2) == "▄▁"
+    assert demo_terminal.bars(lane, 10) == "▁██▄▂"
+    assert demo_terminal.bars(lane, 2) == "▄▂"
     assert demo_terminal.bars(lane, 0) == ""
 
 

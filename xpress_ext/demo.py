@@ -341,9 +341,10 @@ def load_models(checkpoint: Path) -> Models:
     Raises DemoError if a package, the model or a part of the checkpoint is missing.
     """
     _require("transformers", "tokenizers", "gguf", "safetensors", "jinja2")
-    from xpress_ext.targets import TargetNotAvailableError, load_smollm2
+    from xpress_ext.targets import SMOLLM2_NAME, TargetNotAvailableError, load_smollm2
 
     drafter, refiner = _load_heads(checkpoint)
+    print(f"Loading {SMOLLM2_NAME} and {checkpoint} ...", flush=True)
     try:
         target, tokenizer = load_smollm2(torch.float32)
     except TargetNotAvailableError as error:

@@ -66,6 +66,5 @@ def _lane(lane: Lane) -> dict[str, Any]:
     return {
         "key": lane.key,
         "title": lane.title,
-        "block": lane.stats.block_size,
         "steps": steps,
     }

@@ -157,14 +157,14 @@ class PaneView:
 
 def progress(lane: Lane) -> str:
     """Tokens and verification steps so far."""
-    return f"{lane.stats.num_tokens} tokens in {lane.stats.verification_steps} steps"
+    tokens, steps = lane.stats.num_tokens, lane.stats.verification_steps
+    return f"{tokens} token{'s' * (tokens != 1)} in {steps} step{'s' * (steps != 1)}"
 
 
 def bars(lane: Lane, width: int) -> str:
-    """The last steps' acceptance lengths, one bar a step, as many as fit into `width`."""
-    top = max(lane.stats.block_size, 2)
+    """The last steps' acceptance lengths, one bar a step; the tallest stands for 8 and more."""
     lengths = lane.stats.acceptance_lengths[-width:] if width > 0 else []
-    return "".join(BARS[(length - 1) * (len(BARS) - 1) // (top - 1)] for length in lengths)
+    return "".join(BARS[min(length, len(BARS)) - 1] for length in lengths)
 
 
 def lane_text(lane: Lane, colour: str) -> Text:
