@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from xpress_ext._library import load_library
 from xpress_ext.decoding import (
     NEAR_TIE_GAP,
     DecodeStatistics,
@@ -338,9 +339,13 @@ def find_checkpoint(given: Path | None) -> Path:
 def load_models(checkpoint: Path) -> Models:
     """The target, and the drafter and refiner of `checkpoint`, in fp32.
 
-    Raises DemoError if a package, the model or a part of the checkpoint is missing.
+    Raises DemoError if a package, the operators, the model or a part of the checkpoint is missing.
     """
     _require("transformers", "tokenizers", "gguf", "safetensors", "jinja2")
+    try:
+        load_library()
+    except ImportError as error:
+        raise DemoError(str(error)) from error
     from xpress_ext.targets import SMOLLM2_NAME, TargetNotAvailableError, load_smollm2
 
     drafter, refiner = _load_heads(checkpoint)
