@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,11 @@ class Blocks:
         """The four data arguments of ``jacobi_refine``, in its order."""
         return self.base_logits, self.hidden, self.anchor, self.predecessor
 
+    def first(self) -> Blocks:
+        """The first block alone."""
+        fields: dict[str, Any] = {k: v[:1] for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **fields)
+
     def to(self, dtype: torch.dtype) -> Blocks:
         """The same blocks with base logits and hidden states of another type."""
         return replace(self, base_logits=self.base_logits.to(dtype), hidden=self.hidden.to(dtype))
@@ -185,8 +191,8 @@ def planted_blocks(
         raise ValueError(f"B={head.shape.B}: mild blocks need B >= 5")
     rng = torch.Generator().manual_seed(seed)
     depth = torch.full((N,), D) if kind == "worst" else torch.arange(1, N + 1) % 3 + 1
-    order = torch.stack([torch.randperm(D, generator=rng) for _ in range(N)] or [torch.empty(0, D)])
-    wrong, right = head.wrong[order.long()], head.right[order.long()]  # [N, D]
+    order = torch.rand(N, D, generator=rng).argsort(-1)
+    wrong, right = head.wrong[order], head.right[order]  # [N, D]
     slot = torch.arange(1, D + 1)
     # Right after the ripple's last slot the gap is closed, so a right token is followed by the
     # seed's own choice, and everything behind it stays as seeded.
@@ -247,9 +253,9 @@ def assert_ripple(blocks: Blocks, one_pass: Callable[[Tensor], Tensor]) -> None:
     Raises:
         AssertionError: Some pass changed another slot first; names the block and the pass.
     """
-    lowest = lowest_changed_slots(blocks, one_pass)
+    lowest = lowest_changed_slots(blocks, one_pass).cpu()
     slot = torch.arange(1, lowest.shape[1] + 1)
-    expected = torch.where(slot <= blocks.depth[:, None], slot, 0)
+    expected = torch.where(slot <= blocks.depth.cpu()[:, None], slot, 0)
     for n, t in (lowest != expected).nonzero().tolist()[:1]:
         raise AssertionError(
             f"{blocks.kind} inputs: pass {t + 1} of block {n} changed slot {int(lowest[n, t])} "

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ from benchmarks.timing import (
     table,
 )
 from xpress_ext import reference
+
+_Holder = TypeVar("_Holder", PlantedHead, Blocks)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BAR_PASSES = 6  # the plateau of the method's quality, and the K that the bars are set at
@@ -113,9 +116,10 @@ class Bench:
         self.device: str = args.device
         self.shape: HeadShape = PRESETS[args.preset]
         self.N, self.dtype = N, args.dtype
-        self.head = _to_device(planted_head(self.shape, DTYPES[args.dtype]), args.device)
+        head = planted_head(self.shape, DTYPES[args.dtype])
+        self.head = _to_device(head, args.device)
         self.blocks = {
-            (kind, name): _to_device(planted_blocks(self.head, N, kind, dtype), args.device)
+            (kind, name): _to_device(planted_blocks(head, N, kind, dtype), args.device)
             for kind in ("worst", "mild")
             for name, dtype in DTYPES.items()
             if name in ("fp32", "bf16", args.dtype)
@@ -147,20 +151,28 @@ class Bench:
 
     def _check_inputs(self, blocks: Blocks) -> None:
         """Asserts the planted passes: the first block by the reference, all by our operator."""
-        data, weights = blocks.tensors(), self.head.weights()
-        first = tuple(x[:1].cpu() for x in data)
-        on_cpu = tuple(w.cpu() for w in weights)
-        one = Blocks(blocks.kind, *first, blocks.answer[:1].cpu(), blocks.depth[:1].cpu())
-        assert_ripple(one, lambda t: reference.jacobi_refine(*first, *on_cpu, 1, seed_tokens=t)[0])
-        assert_ripple(
-            blocks,
-            lambda t: torch.ops.xpress.jacobi_refine(*data, *weights, 1, 0, False, t)[0],
-        )
+        first = _to_device(blocks.first(), "cpu")
+        head = _to_device(self.head, "cpu")
+        assert_ripple(first, lambda tokens: one_pass(reference.jacobi_refine, head, first, tokens))
+        ours = torch.ops.xpress.jacobi_refine
+        assert_ripple(blocks, lambda tokens: one_pass(ours, self.head, blocks, tokens))
 
 
-def _to_device(holder, device: str):  # type: ignore[no-untyped-def]
+def one_pass(
+    refine: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    head: PlantedHead,
+    blocks: Blocks,
+    tokens: Tensor,
+) -> Tensor:
+    """The tokens after one more pass of a ``jacobi_refine`` from the given ones."""
+    return refine(*blocks.tensors(), *head.weights(), 1, 0, False, tokens)[0]
+
+
+def _to_device(holder: _Holder, device: str) -> _Holder:
     """A copy of a dataclass of tensors on the device."""
-    fields = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(holder).items()}
+    fields: dict[str, Any] = {
+        k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(holder).items()
+    }
     return type(holder)(**fields)
 
 

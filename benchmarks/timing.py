@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,7 +48,7 @@ def synchronize(device: str) -> None:
 
 
 def interleaved(
-    calls: dict[_Key, Callable[[], object]], repeats: int, device: str = "cpu"
+    calls: Mapping[_Key, Callable[[], object]], repeats: int, device: str = "cpu"
 ) -> dict[_Key, Spread]:
     """Times every call once a round, ``repeats`` rounds over, so that all meet the same weather.
 
