@@ -113,6 +113,29 @@ def test_sequential_decode_is_the_walk_of_the_operators(strength: str) -> None:
             assert torch.equal(decoded, problem.sequential("reference", chosen))
 
 
+@pytest.mark.parametrize("C", [1, 3])
+def test_exact_ends_even_where_the_two_readouts_never_agree(
+    monkeypatch: pytest.MonkeyPatch, C: int
+) -> None:
+    """Settled slots stay frozen: rounding that differs between readouts could loop otherwise."""
+    problem = random_problem(6)
+    full, passes = problem.sequential("reference"), 0
+
+    def disagreeing(z, base_logits, readout, candidates=None):
+        nonlocal passes
+        passes += 1
+        assert passes < 1000, "it loops"
+        if candidates is None:
+            return readout_argmax(z, base_logits, readout)
+        return candidates[..., 0], base_logits[..., 0].float()
+
+    readout_argmax = reference.readout_argmax
+    monkeypatch.setattr(reference, "readout_argmax", disagreeing)
+    tokens, _, full_readouts = problem.refine("reference", top_c=C, exact=True)
+    assert torch.equal(tokens, full)
+    assert full_readouts.max() <= problem.num_drafted
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

@@ -58,6 +58,7 @@ def as_problem(folded: FoldedRefiner, inputs: tuple[Tensor, ...]) -> backends.Pr
     )
 
 
+@torch.no_grad()
 def sequential_decode(refiner: XPressRefiner, inputs: tuple[Tensor, ...]) -> tuple[Tensor, float]:
     """Slot after slot with the unfolded module in fp64: tokens, and the closest best two logits."""
     base_logits, hidden, anchor, predecessor, _ = inputs
