@@ -483,6 +483,7 @@ def test_missing_rich_is_named_where_panes_are_wanted(monkeypatch, capsys, check
 
 def test_missing_operators_are_named(monkeypatch, capsys, checkpoint, tmp_path):
     monkeypatch.setattr(_library, "LIBRARY_PATH", tmp_path / "libxpress_ops.so")
+    monkeypatch.setattr(demo, "load_library", _library.load_library.__wrapped__)
     status, message = command(capsys, "--checkpoint", str(checkpoint))
     assert status == 1
     assert "libxpress_ops.so is missing: build it with" in message
