@@ -66,33 +66,54 @@ static XPRESS_INLINE void dot_4_rows(const T* const* w, const float* const* x, i
   }
 }
 
+// Memory that the next panel will read, fetched into the second-level cache a few lines at a time
+// while this panel is multiplied, so that the stream from memory never waits for the arithmetic.
+struct Ahead {
+  const char* next = nullptr;
+  const char* end = nullptr;
+  int64_t step = 0;  // bytes per group of four weight rows
+
+  static Ahead of(const void* begin, int64_t bytes, int64_t activation_rows) {
+    const int64_t groups = 4 * ceil_div(activation_rows, kTileX);
+    const char* first = static_cast<const char*>(begin);
+    return {first, first + bytes, ceil_div(ceil_div(bytes, groups), 64) * 64};
+  }
+
+  XPRESS_INLINE void fetch() {
+    const char* stop = next + step < end ? next + step : end;
+    for (; next < stop; next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // A panel of 16 weight rows w, w + ldw, ... with kX activation rows: out[j * kPanel + row].
 template <int kX, class T>
-static void dot_panel_tile(const T* w, int64_t ldw, const float* const* x, int64_t K, float* out) {
+static void dot_panel_tile(const T* w, int64_t ldw, const float* const* x, int64_t K, float* out,
+                           Ahead* ahead) {
   for (int position = 0; position < 4; ++position) {
     const T* rows[4];
     for (int i = 0; i < 4; ++i) rows[i] = w + (4 * i + position) * ldw;
+    ahead->fetch();
     dot_4_rows<kX>(rows, x, K, out, position);
   }
 }
 
 template <class T>
 static void dot_panel_of(int count, const T* w, int64_t ldw, const float* const* x, int64_t K,
-                         float* out) {
+                         float* out, Ahead* ahead) {
   switch (count) {
     case 1:
-      return dot_panel_tile<1>(w, ldw, x, K, out);
+      return dot_panel_tile<1>(w, ldw, x, K, out, ahead);
     case 2:
-      return dot_panel_tile<2>(w, ldw, x, K, out);
+      return dot_panel_tile<2>(w, ldw, x, K, out, ahead);
     case 3:
-      return dot_panel_tile<3>(w, ldw, x, K, out);
+      return dot_panel_tile<3>(w, ldw, x, K, out, ahead);
 #if defined(XPRESS_CPU_ISA_AVX512)
     case 4:
-      return dot_panel_tile<4>(w, ldw, x, K, out);
+      return dot_panel_tile<4>(w, ldw, x, K, out, ahead);
     case 5:
-      return dot_panel_tile<5>(w, ldw, x, K, out);
+      return dot_panel_tile<5>(w, ldw, x, K, out, ahead);
     default:
-      return dot_panel_tile<6>(w, ldw, x, K, out);
+      return dot_panel_tile<6>(w, ldw, x, K, out, ahead);
 #endif
   }
 }
@@ -101,12 +122,13 @@ static void dot_panel_of(int count, const T* w, int64_t ldw, const float* const*
 // with the panel's weight rows.
 template <class T, class F>
 static XPRESS_INLINE void for_each_panel_row(const T* w, int64_t ldw, const float* const* x,
-                                             int64_t rows, int64_t K, const F& f) {
+                                             int64_t rows, int64_t K, const F& f,
+                                             Ahead ahead = {}) {
   alignas(64) float out[kTileX * kPanel];
   const int64_t tiles = ceil_div(rows, kTileX);
   for (int64_t tile = 0, begin = 0; tile < tiles; ++tile) {
     const int64_t count = ceil_div(rows - begin, tiles - tile);  // tiles of nearly equal size
-    dot_panel_of(static_cast<int>(count), w, ldw, x + begin, K, out);
+    dot_panel_of(static_cast<int>(count), w, ldw, x + begin, K, out, &ahead);
     for (int64_t j = 0; j < count; ++j) f(begin + j, out + j * kPanel);
     begin += count;
   }

@@ -61,9 +61,15 @@ class Refiner {
       ids(n)[1] = p_.anchor.at(n);
       for (int64_t d = 0; d < D_; ++d) {
         const int64_t row = n * D_ + d;
-        ids(n)[2 + d] = given ? p_.seed_tokens.at(n, d)
-                              : target_id(p_.top_c > 0 ? w_.candidate_ids[row * w_.capacity]
-                                                       : key_id(w_.keys[row]));
+        if (given) {
+          const int64_t token = p_.seed_tokens.at(n, d);
+          ids(n)[2 + d] = token;
+          w_.best_ids[row] = p_.d2t == nullptr && token < p_.V ? static_cast<int32_t>(token) : -1;
+        } else {
+          w_.best_ids[row] = p_.top_c > 0 ? w_.candidate_ids[row * w_.capacity]
+                                          : static_cast<int32_t>(key_id(w_.keys[row]));
+          ids(n)[2 + d] = target_id(w_.best_ids[row]);
+        }
       }
     }
   }
@@ -143,34 +149,46 @@ class Refiner {
     }
   }
 
-  // keys[i] = argmax over the vocabulary of rows[i], from the latents as they stand.
+  // keys[i] = argmax over the vocabulary of rows[i], from the latents as they stand. The token that
+  // a slot holds is a good first guess of the one that it will get.
   void read_full() {
     for (int64_t i = 0; i < rows_; ++i) {
       const int64_t row = w_.rows[i];
       w_.z_rows[i] = latent_row(w_.z, row);
       w_.base_rows[i] = p_.base_logits.row(row / D_, row % D_);
+      w_.hints[i] = w_.best_ids[row];
     }
-    readout_full(ReadoutRows{rows_, p_.V, p_.r, w_.z_rows, w_.base_rows, p_.base_logits.dtype,
-                             p_.readout, p_.weight_dtype},
-                 w_.keys);
+    readout_full({rows_, p_.V, p_.r, w_.z_rows, w_.base_rows, p_.base_logits.dtype, p_.readout,
+                  p_.weight_dtype, w_.z_norms},
+                 w_.hints, w_.keys);
   }
 
-  // Writes the pass's tokens. f, the lowest slot that changed, and all below it are settled; a pass
-  // that changed nothing, or settled the last slot, ends the block.
+  // Writes the argmax of the rows of one block, from rows_[*i] on, and moves *i past them. Returns
+  // the lowest slot whose token changed, or 0. `grow` adds a changed token to its slot's
+  // candidates.
+  int64_t commit_block(int64_t* i, bool grow) {
+    const int64_t n = w_.rows[*i] / D_;
+    int64_t lowest_changed = 0;
+    for (; *i < rows_ && w_.rows[*i] / D_ == n; ++*i) {
+      const int64_t row = w_.rows[*i], slot = row % D_ + 1, id = key_id(w_.keys[*i]);
+      const int64_t token = target_id(id);
+      w_.best_ids[row] = static_cast<int32_t>(id);
+      if (token == ids(n)[1 + slot]) continue;
+      ids(n)[1 + slot] = token;
+      if (grow) add_candidate(row, id);
+      if (lowest_changed == 0) lowest_changed = slot;
+    }
+    return lowest_changed;
+  }
+
+  // f, the lowest slot that the pass changed, and all below it are settled; a pass that changed
+  // nothing, or settled the last slot, ends the block.
   void commit_pass() {
     for (int64_t i = 0; i < rows_;) {
-      const int64_t n = w_.rows[i] / D_;
-      int64_t lowest_changed = 0;
-      for (; i < rows_ && w_.rows[i] / D_ == n; ++i) {
-        const int64_t slot = w_.rows[i] % D_ + 1;
-        const int64_t token = target_id(key_id(w_.keys[i]));
-        if (token == ids(n)[1 + slot]) continue;
-        ids(n)[1 + slot] = token;
-        if (lowest_changed == 0) lowest_changed = slot;
-      }
+      const int64_t n = w_.rows[i] / D_, lowest_changed = commit_block(&i, false);
       ++p_.passes[n];
       if (lowest_changed != 0) w_.settled[n] = static_cast<int32_t>(lowest_changed);
-      if (lowest_changed == 0 || lowest_changed == D_) w_.done[n] = 1;
+      w_.done[n] = lowest_changed == 0 || lowest_changed == D_;
     }
   }
 
@@ -193,16 +211,7 @@ class Refiner {
 
   void commit_full_readout() {
     for (int64_t i = 0; i < rows_;) {
-      const int64_t n = w_.rows[i] / D_;
-      int64_t lowest_changed = 0;
-      for (; i < rows_ && w_.rows[i] / D_ == n; ++i) {
-        const int64_t row = w_.rows[i], slot = row % D_ + 1, id = key_id(w_.keys[i]);
-        const int64_t token = target_id(id);
-        if (token == ids(n)[1 + slot]) continue;
-        ids(n)[1 + slot] = token;
-        add_candidate(row, id);
-        if (lowest_changed == 0) lowest_changed = slot;
-      }
+      const int64_t n = w_.rows[i] / D_, lowest_changed = commit_block(&i, true);
       ++p_.full_readouts[n];
       w_.proven[n] = static_cast<int32_t>(lowest_changed == 0 ? D_ : lowest_changed);
       w_.settled[n] = w_.proven[n];

@@ -58,14 +58,16 @@ struct ReadoutRows {
   DType base_dtype;
   const void* readout;  // [V, r]
   DType weight_dtype;
+  float* z_norms;  // [rows] scratch
 };
 
-// keys [rows]: the argmax key of each row over the whole vocabulary.
-void readout_full(const ReadoutRows& p, uint64_t* keys);
+// keys [rows]: the argmax key of each row over the whole vocabulary. hints [rows]: a draft id whose
+// logit is likely to be high, or -1; it never changes the result, only the work.
+void readout_full(const ReadoutRows& p, const int32_t* hints, uint64_t* keys);
 
 // The greatest argmax key among `count` >= 1 candidates; base holds their base logits.
-template <class T, class Id>
-uint64_t best_candidate(const float* z, int64_t r, const T* readout, const Id* ids,
+template <class T>
+uint64_t best_candidate(const float* z, int64_t r, const T* readout, const int32_t* ids,
                         const float* base, int64_t count);
 
 }  // namespace xpress::cpu::XPRESS_CPU_NAMESPACE

@@ -1,4 +1,4 @@
-// The walk over panels of the readout that readout_argmax and refined_logits share.
+// One panel of the readout, as readout_argmax and refined_logits share it.
 #pragma once
 
 #include "operators.h"
@@ -6,41 +6,45 @@
 namespace xpress::cpu::XPRESS_CPU_NAMESPACE {
 
 constexpr int64_t kChunk = 32 * kPanel;     // vocabulary ids a thread takes at a time
+constexpr int64_t kRowTile = 128;           // activation rows that meet a panel one after another
 constexpr int64_t kWidenFrom = kTileX + 1;  // rows from which a widened panel is used twice
 
-// Calls f(row, logits, id, count) with s + W_r z of ids [id, id + count) for every row of a tile
-// and every panel of [begin, end).
+// s + W_r z of ids [id, id + count), count <= 16, for `rows` rows whose z and base logits are
+// given: f(j, logits) with the lanes past count at -infinity.
 template <class T, class S, class F>
-static XPRESS_INLINE void for_each_panel(const ReadoutRows& p, const T* readout, const S*,
-                                         int64_t row0, int64_t rows, int64_t begin, int64_t end,
-                                         const F& f) {
-  alignas(64) float panel[kPanel * kMaxRank];
-  for (int64_t id = begin; id < end; id += kPanel) {
-    const int64_t count = min64(kPanel, end - id);
-    const T* w = readout + id * p.r;
-    auto add_base = [&](int64_t j, const float* dots) {
-      const S* base = static_cast<const S*>(p.base[row0 + j]) + id;
-      if (__builtin_expect(count == kPanel, 1)) {
-        prefetch(base + kPanel);
-        f(row0 + j, add(load(base), load(dots)), id, count);
-      } else {
-        float logits[kPanel];
-        for (int64_t i = 0; i < kPanel; ++i) {
-          logits[i] = i < count ? to_float(base[i]) + dots[i] : -__builtin_inff();
-        }
-        f(row0 + j, load(logits), id, count);
-      }
-    };
-    if (count == kPanel && rows < kWidenFrom) {
-      for_each_panel_row(w, p.r, p.z + row0, rows, p.r, add_base);
-    } else {
-      widen_panel(w, p.r, count, p.r, panel);
-      for_each_panel_row(panel, p.r, p.z + row0, rows, p.r, add_base);
+static XPRESS_INLINE void logits_of_panel(const T* w, int64_t r, int64_t id, int64_t count,
+                                          const float* const* z, const void* const* base,
+                                          int64_t rows, const S*, const Ahead& ahead, const F& f) {
+  auto add_base = [&](int64_t j, const float* dots) {
+    const S* s = static_cast<const S*>(base[j]) + id;
+    if (__builtin_expect(count == kPanel, 1)) {
+      prefetch(s + kPanel);
+      return f(j, add(load(s), load(dots)));
     }
+    float logits[kPanel];
+    for (int64_t i = 0; i < kPanel; ++i) {
+      logits[i] = i < count ? to_float(s[i]) + dots[i] : -__builtin_inff();
+    }
+    f(j, load(logits));
+  };
+  if (count == kPanel && rows < kWidenFrom) {
+    return for_each_panel_row(w, r, z, rows, r, add_base, ahead);
   }
+  alignas(64) float panel[kPanel * kMaxRank];
+  widen_panel(w, r, count, r, panel);
+  for_each_panel_row(static_cast<const float*>(panel), r, z, rows, r, add_base, ahead);
 }
 
-// Rows of z, widened, in groups that fit the scratch.
+// What follows panel [id, id + 16) of the readout in memory, to be fetched during `rows` rows.
+template <class T>
+static XPRESS_INLINE Ahead after_panel(const T* readout, int64_t V, int64_t r, int64_t id,
+                                       int64_t rows) {
+  const int64_t next_rows = min64(kPanel, V - id - kPanel);
+  if (next_rows <= 0) return {};
+  return Ahead::of(readout + (id + kPanel) * r, next_rows * r * sizeof(T), rows);
+}
+
+// The rows of z, widened, in groups that fit the scratch: f(first row, rows, z, base).
 template <class F>
 static void for_each_z_group(const StridedRows& z, int64_t rows_per_block, int64_t rows, int64_t r,
                              const StridedRows& base, void* scratch, const F& f) {

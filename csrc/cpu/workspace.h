@@ -30,6 +30,9 @@ struct JacobiWorkspace {
   const float** z_rows;      // [N * D]
   const void** base_rows;    // [N * D]
   int32_t* rows;             // [N * D]
+  int32_t* best_ids;         // [N * D]: draft ids of the tokens, -1 where unknown
+  int32_t* hints;            // [N * D]
+  float* z_norms;            // [N * D]
   int32_t* settled;          // [N]: slots up to here are skipped
   int32_t* proven;           // [N]: exact mode, slots frozen for good
   int32_t* done;             // [N]
@@ -53,6 +56,9 @@ struct JacobiWorkspace {
     take(&z_rows, drafted);
     take(&base_rows, drafted);
     take(&rows, drafted);
+    take(&best_ids, drafted);
+    take(&hints, drafted);
+    take(&z_norms, drafted);
     take(&settled, s.N);
     take(&proven, s.N);
     take(&done, s.N);
