@@ -159,13 +159,10 @@ def arguments_at_fault(call: Call) -> set[str]:
     need(call["num_passes"] >= 1, "num_passes")
     need(call["top_c"] >= 0, "top_c")
     need(not call["exact"] or call["top_c"] >= 1, "top_c", "exact")
-    ranks = {"base_logits": 3, "hidden": 3, "hidden_proj": 3, "mixer": 3, "seed_tokens": 2}
-    ranks |= {"token_table": 2, "mlp_gate_up": 2, "mlp_down": 2, "readout": 2}
-    given = {name: call[name] for name in TENSORS if call[name] is not None}
-    for name, tensor in given.items():
-        need(tensor.dim() == ranks.get(name, 1), name)
-    if any(tensor.dim() != ranks.get(name, 1) for name, tensor in given.items()):
-        return fault
+    passed = {name: call[name] for name in TENSORS if call[name] is not None}
+    owners = {"hidden": 3, "readout": 2, "token_table": 2, "mlp_down": 2}
+    if any(call[name].dim() != rank for name, rank in owners.items()):
+        return set(TENSORS)  # the tensors that sizes are taken from have none: blame any
 
     N, B, H = call["hidden"].shape
     V, r = call["readout"].shape
@@ -185,14 +182,14 @@ def arguments_at_fault(call: Call) -> set[str]:
     # Where two sizes disagree, either tensor may be blamed: the one that disagrees, or the one
     # that the size was taken from.
     for name, shape in shapes.items():
-        need(name not in given or tuple(given[name].shape) == shape, name, "hidden", "readout")
+        need(name not in passed or tuple(passed[name].shape) == shape, name, "hidden", "readout")
     need(2 <= B <= 32, "hidden")
     need(r % 32 == 0 and 32 <= r <= 512, "readout")
     need(H % 32 == 0 and H > 0, "hidden")
     need(m % 32 == 0 and m > 0, "mlp_down")
-    need("d2t" in given or V_t >= V, "readout", "d2t", "token_table")
+    need("d2t" in passed or V_t >= V, "readout", "d2t", "token_table")
 
-    for name, tensor in given.items():
+    for name, tensor in passed.items():
         if name in IDS or name == "d2t":
             need(tensor.dtype is torch.int64, name)
         elif name == "mixer":
@@ -204,13 +201,13 @@ def arguments_at_fault(call: Call) -> set[str]:
         need(call[name].is_contiguous() and call[name].data_ptr() % 16 == 0, name)
     for name in ("base_logits", "hidden"):
         need(call[name].shape[-1] <= 1 or call[name].stride(-1) == 1, name)
-    need("d2t" not in given or call["d2t"].is_contiguous(), "d2t")
+    need("d2t" not in passed or call["d2t"].is_contiguous(), "d2t")
 
     need(call["top_c"] <= min(V, 1024), "top_c")
     need(not call["exact"] or call["num_passes"] >= B - 1, "num_passes", "exact")
     for name in IDS:
-        if name in given and given[name].numel():
-            need(bool(given[name].min() >= 0) and bool(given[name].max() < V_t), name)
+        if name in passed and passed[name].numel():
+            need(bool(passed[name].min() >= 0) and bool(passed[name].max() < V_t), name)
     return fault
 
 
