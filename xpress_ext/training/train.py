@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import socket
 import time
 from dataclasses import asdict, dataclass, field
@@ -53,7 +54,7 @@ class Recipe:
     warm_up: float = 0.04
     clip: float = 1.0
     beta: float = 0.3
-    rounds: int = 1
+    rounds: int = 3
     loss: losses.LossWeights = field(default_factory=losses.LossWeights)
 
 
@@ -196,7 +197,7 @@ class Trainer:
             return losses.distribution_loss(logits, label, target, weight, recipe.loss)
 
         base = term(base_logits)
-        report = {"base": float(base)}
+        report = {"base": base.item()}
         if not joint:
             return base, report
         readout, prev = self.refiner.w2.weight[ids], blocks.tokens[:, :-1]
@@ -214,7 +215,7 @@ class Trainer:
             logits = refine(losses.fed_back(prev, tokens))
             consistency.append(term(logits))
             own = logits.detach()
-        report |= {"refined": float(refined), "own": float(consistency[-1])}
+        report |= {"refined": refined.item(), "own": consistency[-1].item()}
         share = (self.progress - recipe.alone) / (1 - recipe.alone)
         return (
             losses.objective(
@@ -272,15 +273,10 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Mean acceptance lengths on held-out sequences, which the processes share."""
         head = self.head
-        folded = self.refiner.fold(torch.float32)
-
-        def refined(passes: int) -> walk.Refine:
-            return lambda base, hidden, anchor, predecessor: (
-                folded.refine(base, hidden, anchor, predecessor, passes, backend="reference").tokens
-            )
-
         joint = self.progress >= self.recipe.alone
-        refiners = [walk.drafter_alone(folded.d2t)] + ([refined(1), refined(6)] if joint else [])
+        refiners = [walk.drafter_alone(self.refiner.d2t)]
+        if joint:
+            refiners += [walk.refined_while_training(self.refiner, passes) for passes in (1, 6)]
         names = ["drafter", "xpress_k1", "xpress_k6"][: len(refiners)]
         result = {}
         for index, group in enumerate(self.held_out):
@@ -393,7 +389,8 @@ def run(rank: int, recipe: Recipe, options: argparse.Namespace, port: int) -> No
         )
     started, next_report = time.time(), 0.0
     next_evaluation = options.evaluate_every
-    while trainer.progress < 1.0:
+    end = min(1.0, options.stop_after / recipe.minutes)
+    while trainer.progress < end:
         report = trainer.take_step(started)
         if log and time.time() - started >= next_report:
             next_report = time.time() - started + 20
@@ -451,6 +448,9 @@ def parse_arguments() -> tuple[Recipe, argparse.Namespace]:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--held-out", type=int, default=12, help="sequences kept of each folder")
     parser.add_argument("--evaluate-every", type=float, default=8.0, help="minutes")
+    parser.add_argument(
+        "--stop-after", type=float, default=math.inf, help="minutes; the schedule stays --minutes"
+    )
     parser.add_argument("--bf16", action="store_true", help="bf16 products (AVX512-BF16 or AMX)")
     for name, value in asdict(Recipe()).items():
         if name != "loss":

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from xpress_ext.drafter import DFlashDrafter
+from xpress_ext.refiner import XPressRefiner
 
 # base_logits [A, B-1, V], hidden [A, B, H], anchor [A], predecessor [A] -> target ids [A, B-1]
 Refine = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -24,6 +25,22 @@ def drafter_alone(d2t: Tensor | None) -> Refine:
     def refine(base_logits: Tensor, hidden: Tensor, anchor: Tensor, predecessor: Tensor) -> Tensor:
         tokens = base_logits.argmax(-1)
         return tokens if d2t is None else tokens + d2t[tokens]
+
+    return refine
+
+
+def refined_while_training(refiner: XPressRefiner, passes: int) -> Refine:
+    """`passes` Jacobi passes of the unfolded refiner: every slot in each, no early exit."""
+
+    def refine(base_logits: Tensor, hidden: Tensor, anchor: Tensor, predecessor: Tensor) -> Tensor:
+        to_target = drafter_alone(refiner.d2t)
+        tokens = to_target(base_logits, hidden, anchor, predecessor)
+        known = torch.stack([predecessor, anchor], 1)
+        for _ in range(passes):
+            prev = torch.cat([known, tokens[:, :-1]], 1)
+            logits = refiner(base_logits, hidden, prev)
+            tokens = to_target(logits, hidden, anchor, predecessor)
+        return tokens
 
     return refine
 
