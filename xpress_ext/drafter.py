@@ -9,13 +9,17 @@ Module and parameter names are those of the public dFlash checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Rotary = tuple[Tensor, Tensor]  # cos and sin, [N, T, 1, head_dim/2]
+KeysValues = tuple[Tensor, Tensor]  # each [N, kv_heads, T, head_dim], keys rotated
 
 
 def default_target_layer_ids(target_layers: int, draft_layers: int) -> list[int]:
@@ -264,7 +268,7 @@ class DFlashAttention(nn.Module):
         else:
             self.q_norm = self.k_norm = nn.Identity()
 
-    def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, rotary: Rotary) -> KeysValues:
         """x [N, T, H] -> rotated keys and values, each [N, kv_heads, T, head_dim]."""
         shape = (*x.shape[:-1], self.kv_heads, self.head_dim)
         keys = _rotate(self.k_norm(self.k_proj(x).view(shape)), rotary)
@@ -273,7 +277,7 @@ class DFlashAttention(nn.Module):
     def attend(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         keys: Tensor,
         values: Tensor,
         allowed: Tensor | None,
@@ -293,7 +297,7 @@ class DFlashAttention(nn.Module):
         return self.o_proj(mixed.permute(0, 3, 1, 2, 4).reshape(batch, block, -1))
 
 
-def _rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """Rotary positions, halves paired; x [N, T, heads, head_dim], cos and sin [N, T, 1, half]."""
     cos, sin = rotary
     left, right = x.float().chunk(2, dim=-1)
@@ -309,6 +313,27 @@ class DFlashLayer(nn.Module):
         self.mlp = DFlashMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor,
+        before: Rotary,
+        inside: Rotary,
+        join: Callable[[KeysValues, KeysValues], KeysValues],
+        allowed: Tensor | None = None,
+    ) -> Tensor:
+        """x [N, B, H] and the context's features [N', T, H] -> [N, B, H].
+
+        before, inside: rotary positions of context and block; join puts the context's keys and
+        values and the block's own together as the block may see them.
+        """
+        normed, attention = self.input_layernorm(x), self.self_attn
+        keys, values = join(
+            attention.keys_values(context, before), attention.keys_values(normed, inside)
+        )
+        x = x + attention.attend(normed, inside, keys, values, allowed)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DFlashDrafter(nn.Module):
@@ -364,26 +389,12 @@ class DFlashDrafter(nn.Module):
             )
         block = block_embeds.shape[1]
         context = self.hidden_norm(self.fc(new_context))
-        positions = torch.arange(cache.length, start_position + block, device=block_embeds.device)[
-            None
-        ]
-        before, inside = (
-            self._rotary(positions[:, :new_tokens]),
-            self._rotary(positions[:, new_tokens:]),
-        )
+        positions = torch.arange(cache.length, start_position + block, device=context.device)
+        before = self._rotary(positions[None, :new_tokens])
+        inside = self._rotary(positions[None, new_tokens:])
         x = block_embeds
         for index, layer in enumerate(self.layers):
-            normed = layer.input_layernorm(x)
-            attention = layer.self_attn
-            old, own = (
-                attention.keys_values(context, before),
-                attention.keys_values(normed, inside),
-            )
-            keys, values = cache.write(
-                index, torch.cat([old[0], own[0]], 2), torch.cat([old[1], own[1]], 2)
-            )
-            x = x + attention.attend(normed, inside, keys, values, None)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer(x, context, before, inside, partial(_append, cache, index))
         cache.length += new_tokens
         return self.norm(x)
 
@@ -404,23 +415,26 @@ class DFlashDrafter(nn.Module):
         inside = self._rotary(anchor[:, None] + slots)
         seen = columns[None] < anchor[:, None]
         allowed = torch.cat([seen, seen.new_ones(blocks, block)], 1)[:, None, None]
+        join = partial(_gather, sequence)
         x = block_embeds
         for layer in self.layers:
-            normed = layer.input_layernorm(x)
-            attention = layer.self_attn
-            old, own = (
-                attention.keys_values(features, before),
-                attention.keys_values(normed, inside),
-            )
-            keys = torch.cat([old[0][sequence], own[0]], 2)
-            values = torch.cat([old[1][sequence], own[1]], 2)
-            x = x + attention.attend(normed, inside, keys, values, allowed)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer(x, features, before, inside, join, allowed)
         return self.norm(x)
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotary(self, positions: Tensor) -> Rotary:
         """positions [N, T] -> cos and sin, [N, T, 1, head_dim/2] fp32."""
         half = self.config.head_dim // 2
         exponent = torch.arange(half, device=positions.device, dtype=torch.float32) / half
         angles = positions[..., None, None].float() * self.config.rope_theta**-exponent
         return angles.cos(), angles.sin()
+
+
+def _append(cache: DraftCache, layer: int, old: KeysValues, own: KeysValues) -> KeysValues:
+    """Everything cached so far, the new context and the block behind it."""
+    return cache.write(layer, torch.cat([old[0], own[0]], 2), torch.cat([old[1], own[1]], 2))
+
+
+def _gather(sequence: Tensor, old: KeysValues, own: KeysValues) -> KeysValues:
+    """For each block the context of its sequence, and the block behind it."""
+    keys, values = (torch.cat([o[sequence], b], 2) for o, b in zip(old, own, strict=True))
+    return keys, values

@@ -248,4 +248,6 @@ def _build_model(
         )
     model.tie_weights()
     model.generation_config.eos_token_id = config.eos_token_id
-    return model.to(dtype).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.eval().requires_grad_(False)

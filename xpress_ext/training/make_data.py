@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from xpress_ext.drafter import default_target_layer_ids
 from xpress_ext.targets import load_smollm2
 from xpress_ext.training.features import BatchedTarget, Example, greedy_answers, teacher_forced
 from xpress_ext.training.prompts import chat_ids, code_messages, gsm8k_questions
+
+_Item = TypeVar("_Item")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -65,9 +68,9 @@ def _batches(
             yield teacher_forced(target, [p for p, _ in chunk], [a for _, a in chunk])
         return
     prompts = [chat_ids(tokenizer, text) for text in _messages(options)]
-    for chunk in _length_sorted(prompts, options.batch, len):
-        eos = target.model.config.eos_token_id
-        yield greedy_answers(target, chunk, options.max_new_tokens, eos)
+    eos = target.model.config.eos_token_id
+    for batch in _length_sorted(prompts, options.batch, len):
+        yield greedy_answers(target, batch, options.max_new_tokens, eos)
 
 
 def _messages(options: argparse.Namespace) -> list[str]:
@@ -92,7 +95,9 @@ def ready_answers(path: Path) -> list[tuple[int, list[int]]]:
     ]
 
 
-def _length_sorted(items: Sequence, batch: int, length, window: int = 4) -> Iterator[list]:
+def _length_sorted(
+    items: Sequence[_Item], batch: int, length: Callable[[_Item], int], window: int = 4
+) -> Iterator[list[_Item]]:
     """Batches of similar lengths, sorted only within windows so that every shard is a fair mix."""
     for start in range(0, len(items), batch * window):
         group = sorted(items[start : start + batch * window], key=length)

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 from xpress_ext.checkpoint import save_checkpoint
 from xpress_ext.config import XPressConfig
@@ -144,8 +144,8 @@ class Trainer:
             block_size=recipe.block_size,
             draft_vocab_size=recipe.draft_vocab_size,
         )
-        d2t = self.vocabulary - torch.arange(len(self.vocabulary))
-        self.refiner = initial_refiner(config, d2t, self.embedding)
+        self.d2t = self.vocabulary - torch.arange(len(self.vocabulary))
+        self.refiner = initial_refiner(config, self.d2t, self.embedding)
         self.optimizer = torch.optim.AdamW(
             [
                 {"params": list(self.drafter.parameters()), "rate": recipe.drafter_rate},
@@ -324,7 +324,7 @@ class Trainer:
         state = torch.load(path, weights_only=True)
         self.drafter.load_state_dict(state["drafter"])
         self.scale = state["scale"]
-        if torch.equal(state["refiner"]["d2t"], self.refiner.d2t):
+        if torch.equal(state["refiner"]["d2t"], self.d2t):
             self.refiner.load_state_dict(state["refiner"])
 
 
@@ -471,7 +471,7 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(run, (recipe, options, port), nprocs=options.processes)
+    spawn(run, (recipe, options, port), nprocs=options.processes)
 
 
 if __name__ == "__main__":
