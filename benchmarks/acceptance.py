@@ -37,6 +37,7 @@ from xpress_ext.training.prompts import chat_ids, code_message, gsm8k_questions
 from xpress_ext.training.walk import Refine, acceptance_lengths, draft_everywhere, drafter_alone
 
 DRAFTER = "drafter alone"
+WIDTH = 110  # of the printed tables, in a terminal or a file
 DEFAULT_CHECKPOINT = Path(__file__).parents[1] / "checkpoints" / "smollm2-135m-xpress"
 
 
@@ -246,7 +247,7 @@ def print_table(name: str, rows: list[dict[str, Any]]) -> None:
                 f"{less:.3f}-{more:.3f}",
             ]
         table.add_row(*cells)
-    Console().print(table)
+    Console(width=WIDTH).print(table)
 
 
 def machine() -> dict[str, Any]:
@@ -334,7 +335,7 @@ def main() -> None:
         print_table(name, rows)
         if options.live:
             report.setdefault("live", {})[name] = live_check(models, examples, options)
-            Console().print(f"{name} decoded live: {report['live'][name]}")
+            Console(width=WIDTH).print(f"{name} decoded live: {report['live'][name]}")
     report["seconds"] = round(time.time() - started, 1)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
