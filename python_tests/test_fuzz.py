@@ -6,6 +6,7 @@ reference, the others must raise an exception that names an argument at fault.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import backends
@@ -93,10 +94,10 @@ def other_rank(draw: st.DrawFn, tensor: Tensor) -> Tensor:
     return tensor.unsqueeze(draw(st.integers(0, tensor.dim())))
 
 
-def other_layout(draw: st.DrawFn, tensor: Tensor) -> Tensor:
-    """The same values with a gap after every row, or between all elements, or off alignment."""
+def other_layout(draw: st.DrawFn, tensor: Tensor, steps: Sequence[int] = (1, 1, 2)) -> Tensor:
+    """The same values off alignment, with gaps between rows and, where step > 1, elements."""
     pads = draw(st.sampled_from([(1, 0), (0, 1), (3, 8)]))
-    step = draw(st.sampled_from([1, 1, 2]))
+    step = draw(st.sampled_from(steps))
     width = tensor.shape[-1]
     wide = torch.zeros(*tensor.shape[:-1], pads[0] + step * width + pads[1], dtype=tensor.dtype)
     view = wide[..., pads[0] : pads[0] + step * width : step]
@@ -130,6 +131,8 @@ def calls(draw: st.DrawFn) -> Call:
     call["num_passes"] = draw(st.integers(1, num_drafted + 2))
     call["top_c"] = draw(st.just(0) | st.integers(1, drawn["V"]))
     call["exact"] = call["top_c"] > 0 and call["num_passes"] >= num_drafted and draw(st.booleans())
+    for name in draw(st.lists(st.sampled_from(["base_logits", "hidden"]), max_size=2)):
+        call[name] = other_layout(draw, call[name], steps=[1])
     for _ in range(draw(st.integers(0, 2))):
         spoil(draw, call)
     return call

@@ -42,7 +42,7 @@ def samples(weight: torch.dtype) -> dict[str, tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize("weight", backends.WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", samples(torch.float32))
 def test_opcheck(name: str, weight: torch.dtype) -> None:
     operator = getattr(torch.ops.xpress, name.replace(",", "").split()[0])
