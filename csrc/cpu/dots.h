@@ -21,7 +21,8 @@ constexpr int kTileX = 6;
 constexpr int kTileW = 2;
 constexpr int kTileX = 3;
 #endif
-constexpr int kPanel = 16;  // weight rows per panel
+constexpr int kPanel = 16;        // weight rows per panel
+constexpr int kMaxWidened = 512;  // longest weight row that is widened on the stack
 
 // acc[i][j] += chains of w[i] . x[j], k from 0 to K in steps of 16.
 template <int kW, int kX, class T>
@@ -144,6 +145,17 @@ static XPRESS_INLINE void widen_panel(const T* w, int64_t ldw, int64_t rows, int
       store(panel + i * K + k, i < rows ? load(w + i * ldw + k) : zero());
     }
   }
+}
+
+// The dot products of `rows` activation rows with the sixteen full weight rows of a panel, widened
+// first where several tiles meet it and it fits the stack: f(j, out) as above.
+template <class T, class F>
+static XPRESS_INLINE void for_each_wide_panel_row(const T* w, int64_t K, const float* const* x,
+                                                  int64_t rows, const F& f) {
+  if (rows <= kTileX || K > kMaxWidened) return for_each_panel_row(w, K, x, rows, K, f);
+  alignas(64) float panel[kPanel * kMaxWidened];
+  widen_panel(w, K, kPanel, K, panel);
+  for_each_panel_row(static_cast<const float*>(panel), K, x, rows, K, f);
 }
 
 // Activation rows, rounded to the weight type T and held as fp32.

@@ -13,7 +13,7 @@ constexpr int64_t kMaxCandidates = 1024;
 constexpr int64_t kSelectSlack = 512;  // keys gathered beyond C before the least are dropped
 constexpr int64_t kMlpRows = 128;      // rows that share one sweep over the MLP's weights
 constexpr int64_t kReadoutRows = 256;  // rows that share one sweep over W_r in the operators
-constexpr int64_t kProjectScratchBytes = 4 << 20;
+constexpr int64_t kProjectScratchBytes = 2 << 20;
 
 // Blocks that project_hidden widens at a time: at least one.
 static inline int64_t project_group(int64_t N, int64_t B, int64_t H) {

@@ -25,6 +25,31 @@ void widen_block(const ProjectHiddenParams& p, const S*, int64_t n, float* rows)
   }
 }
 
+constexpr int64_t kProjectBlocks = 8;  // blocks that share one read of a panel of A_h and A_g
+
+// Sixteen channels of xh for `blocks` <= kProjectBlocks blocks, whose widened rows start at `rows`.
+template <class T>
+void project_panel(const ProjectHiddenParams& p, const T* hidden_proj, int64_t channel, int64_t n0,
+                   int64_t blocks, const float* rows) {
+  const float* slots[kProjectBlocks * kMaxBlock];
+  const float* means[kProjectBlocks];
+  for (int64_t b = 0; b < blocks; ++b) {
+    const float* block = rows + b * (p.B + 1) * p.H;
+    for (int64_t k = 0; k < p.B; ++k) slots[b * p.B + k] = block + k * p.H;
+    means[b] = block + p.B * p.H;
+  }
+  float mean_part[kProjectBlocks * kPanel];
+  const T* a_h = hidden_proj + channel * p.H;
+  const T* a_g = a_h + p.r * p.H;
+  for_each_panel_row(a_g, p.H, means, blocks, p.H, [&](int64_t b, const float* dots) {
+    store(mean_part + b * kPanel, load(dots));
+  });
+  float* out = p.out + n0 * p.B * p.r + channel;
+  for_each_panel_row(a_h, p.H, slots, blocks * p.B, p.H, [&](int64_t row, const float* dots) {
+    store(out + row * p.r, add(load(dots), load(mean_part + row / p.B * kPanel)));
+  });
+}
+
 template <class T>
 void project(const ProjectHiddenParams& p, const T* hidden_proj, float* scratch) {
   const int64_t group = project_group(p.N, p.B, p.H);
@@ -37,19 +62,9 @@ void project(const ProjectHiddenParams& p, const T* hidden_proj, float* scratch)
                 [&](auto* type) { widen_block<T>(p, type, n0 + b, scratch + b * block_floats); });
     });
     parallel_items(panels, [&](int64_t panel) {
-      const T* a_h = hidden_proj + panel * kPanel * p.H;
-      const T* a_g = hidden_proj + (p.r + panel * kPanel) * p.H;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const float* rows[kMaxBlock + 1];
-        for (int64_t k = 0; k <= p.B; ++k) rows[k] = scratch + b * block_floats + k * p.H;
-        float mean_part[kPanel];
-        for_each_panel_row(a_g, p.H, rows + p.B, 1, p.H, [&](int64_t, const float* dots) {
-          for (int i = 0; i < kPanel; ++i) mean_part[i] = dots[i];
-        });
-        float* out = p.out + (n0 + b) * p.B * p.r + panel * kPanel;
-        for_each_panel_row(a_h, p.H, rows, p.B, p.H, [&](int64_t k, const float* dots) {
-          store(out + k * p.r, add(load(dots), load(mean_part)));
-        });
+      for (int64_t b = 0; b < blocks; b += kProjectBlocks) {
+        project_panel(p, hidden_proj, panel * kPanel, n0 + b, min64(kProjectBlocks, blocks - b),
+                      scratch + b * block_floats);
       }
     });
   }

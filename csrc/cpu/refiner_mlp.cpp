@@ -16,7 +16,7 @@ void refiner_mlp_rows(const RefinerMlpRows<T>& p) {
     float* out = p.mlp_hidden + panel * kPanel;
     for_each_panel_row(gate, r, p.rounded_c, p.rows, r,
                        [&](int64_t i, const float* dots) { store(out + i * m, load(dots)); });
-    for_each_panel_row(up, r, p.rounded_c, p.rows, r, [&](int64_t i, const float* dots) {
+    for_each_wide_panel_row(up, r, p.rounded_c, p.rows, [&](int64_t i, const float* dots) {
       store(out + i * m, round_to(silu_times(load(out + i * m), load(dots)), T{}));
     });
   });
@@ -24,7 +24,7 @@ void refiner_mlp_rows(const RefinerMlpRows<T>& p) {
     const float* hidden[kMlpRows];
     for (int64_t i = 0; i < p.rows; ++i) hidden[i] = p.mlp_hidden + i * m;
     const T* down = p.mlp_down + panel * kPanel * m;
-    for_each_panel_row(down, m, hidden, p.rows, m, [&](int64_t i, const float* dots) {
+    for_each_wide_panel_row(down, m, hidden, p.rows, [&](int64_t i, const float* dots) {
       const int64_t c = panel * kPanel;
       store(p.z[i] + c, round_to(add(load(p.c[i] + c), load(dots)), T{}));
     });

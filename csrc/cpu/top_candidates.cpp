@@ -12,20 +12,30 @@ namespace xpress::cpu::XPRESS_CPU_NAMESPACE {
 
 namespace {
 
+constexpr int64_t kFetchAhead = 2048;  // elements; the hardware's own prefetch stops at each page
+
 // Calls f(id, logit) in ascending order of id for every element that is greater than *threshold,
-// or NaN, or anything while *threshold is NaN. f may raise *threshold.
+// or NaN, or anything while *threshold is NaN; more may come. f may raise *threshold.
 template <class S, class F>
 XPRESS_INLINE void for_each_above(const S* row, int64_t V, const float* threshold, const F& f) {
+  constexpr int kUnroll = 4;
   float lanes[kLanes];
   int64_t v = 0;
-  for (; v + kLanes <= V; v += kLanes) {
-    const F16 x = load(row + v);
-    uint32_t mask = mask_not_le(x, set1(*threshold));
-    if (__builtin_expect(mask == 0, 1)) continue;
-    store(lanes, x);
-    for (; mask != 0; mask &= mask - 1) {
-      const int i = __builtin_ctz(mask);
-      f(v + i, lanes[i]);
+  for (; v + kUnroll * kLanes <= V; v += kUnroll * kLanes) {
+    const F16 bound = set1(*threshold);
+    prefetch(row + v + kFetchAhead);
+    uint32_t masks[kUnroll], any = 0;
+#pragma GCC unroll 4
+    for (int u = 0; u < kUnroll; ++u)
+      any |= masks[u] = mask_not_le(load(row + v + u * kLanes), bound);
+    if (__builtin_expect(any == 0, 1)) continue;
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t id = v + u * kLanes;
+      store(lanes, load(row + id));
+      for (; masks[u] != 0; masks[u] &= masks[u] - 1) {
+        const int i = __builtin_ctz(masks[u]);
+        f(id + i, lanes[i]);
+      }
     }
   }
   for (; v < V; ++v) f(v, to_float(row[v]));
@@ -40,7 +50,8 @@ XPRESS_INLINE float threshold_of(uint64_t key) {
 template <class S>
 void top_of_row(const S* row, int64_t V, int64_t C, uint64_t* best) {
   uint64_t keys[kMaxCandidates + kSelectSlack];
-  const int64_t capacity = C + kSelectSlack;
+  // A small slack keeps the bound tight, a large one cuts the buffer back less often.
+  const int64_t capacity = C + max64(32, min64(C, kSelectSlack));
   int64_t count = 0;
   uint64_t bound = 0;
   float threshold = __builtin_nanf("");
