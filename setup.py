@@ -52,7 +52,7 @@ class BuildLibrary(build_ext):
             fail("no C++ compiler found: install g++ or clang++ (C++17), or name one in CXX")
 
         output_dir = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        build_dir = ROOT / "build" / f"cmake-{_settings_key(torch_dir)}"
+        build_dir = _build_dir()
         configured = _run(
             [
                 cmake,
@@ -83,11 +83,14 @@ def fail(message: str) -> None:
     raise SystemExit(f"xpress_ext: {message}")
 
 
-def _settings_key(torch_dir: Path) -> str:
-    """Builds with other settings get a folder of their own, so that none spoils another's cache."""
-    names = ("XPRESS_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDACXX", "CXX")
-    settings = [str(torch_dir), *(f"{name}={os.environ.get(name, '')}" for name in names)]
-    return hashlib.sha256("\n".join(settings).encode()).hexdigest()[:10]
+def _build_dir() -> Path:
+    """One folder for all settings, so that a change of XPRESS_CUDA or of torch compiles little.
+
+    CMake reads the compiler and its flags the first time only; others get a folder of their own.
+    """
+    settings = [os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "LDFLAGS")]
+    key = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
+    return ROOT / "build" / f"cmake-{key}"
 
 
 def _jobs(with_cuda: bool) -> int:
