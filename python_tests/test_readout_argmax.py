@@ -68,8 +68,9 @@ def _quantised(D: int, V: int, r: int) -> Problem:
 
 
 def _tiny_weights(D: int, V: int, r: int) -> Problem:
-    """Squares underflow to zero, products do not."""
-    return Problem(_normal(1, D, r, std=1e4), _falling(D, V) * 1e-3, _normal(V, r, std=3e-7))
+    """Squares of the weights underflow to zero, their products with the latent decide."""
+    z, readout = _normal(1, D, r, std=1e17), _normal(V, r, std=1e-24)
+    return Problem(z, _falling(D, V) * 1e-9, readout)
 
 
 def _infinite_base(D: int, V: int, r: int) -> Problem:

@@ -1,8 +1,8 @@
 // The workspace of jacobi_refine: one caller-owned buffer, cut into the arrays below.
 //
-// Size: N*B*r*20 bytes (context, c, rounded c, z, and slack for N*B bookkeeping is separate),
-// N*(B-1)*(C+B-1)*8 bytes with candidates, N*B*40 bytes of bookkeeping, and at most 4 MB + one
-// block of widened hidden states of scratch. It does not depend on V.
+// Size: N*B*r*16 bytes of latents, N*(B-1)*(C + B-1)*8 bytes of candidates (C*8 unless exact),
+// about N*B*60 bytes of bookkeeping, and as scratch the larger of 128*m*4 bytes and of
+// kProjectScratchBytes (one block's (B+1)*H*4 bytes where that is more). It does not depend on V.
 #pragma once
 
 #include <cstdint>
