@@ -125,7 +125,7 @@ def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("make", _CASES, ids=lambda make: make.__name__.strip("_"))
 @pytest.mark.parametrize("weight", _TYPES, ids=str)
-@pytest.mark.parametrize("D, V, r", [(1, 1, 32), (3, 17, 32), (5, 2049, 64), (31, 5003, 96)])
+@pytest.mark.parametrize(("D", "V", "r"), [(1, 1, 32), (3, 17, 32), (5, 2049, 64), (31, 5003, 96)])
 def test_bounds_never_change_the_argmax(
     make: Callable[[int, int, int], Problem], weight: torch.dtype, D: int, V: int, r: int
 ) -> None:
