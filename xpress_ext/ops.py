@@ -291,6 +291,4 @@ def _backward_of_mix(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor]:
     return grad_x, grad_mixer
 
 
-torch.library.register_autograd(
-    "xpress::causal_mix", _backward_of_mix, setup_context=_save_for_mix
-)
+torch.library.register_autograd("xpress::causal_mix", _backward_of_mix, setup_context=_save_for_mix)
