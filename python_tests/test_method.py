@@ -304,6 +304,24 @@ def test_candidates_in_any_order_and_repeated_give_the_same_winner(backend: str)
         assert_same(index, ids[..., 0], "winner")
 
 
+@pytest.mark.parametrize("cause", ["latent", "weight"])
+def test_nan_beats_infinity_wherever_it_lies(backend: str, cause: str) -> None:
+    """0 * inf at one id, far behind ids whose logit is +inf: no bound may rule it out."""
+    V, nan_id = 4000, 2500
+    z, readout = torch.zeros(1, 1, 32), torch.zeros(V, 32)
+    base_logits = torch.zeros(1, 1, V)
+    if cause == "latent":
+        z[..., 0] = INF
+        readout[:, 0] = 1.0
+        readout[nan_id, 0] = 0.0
+    else:
+        readout[nan_id, 0] = INF
+        base_logits[..., 3] = INF
+    index, value = backends.get(backend).readout_argmax(z, base_logits, readout)
+    assert index.item() == nan_id
+    assert value.isnan().all()
+
+
 def test_nan_weights_spoil_only_what_reads_them(backend: str) -> None:
     problem = random_problem(3, V=97)
     clean = problem.refine(backend, num_passes=1)[0]
