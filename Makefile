@@ -9,7 +9,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 ARGS ?=
 PYTEST := $(PYTHON) -m pytest
-LONG_RESULT := benchmarks/results/test-long.txt
+RESULTS := benchmarks/results
 
 SHELL := bash
 
@@ -22,23 +22,31 @@ help:
 demo: build
 	@$(VENV)/bin/xpress demo $(ARGS)
 
-#: make test          every test but the wide sweeps
+#: make test          every test
 test: build
-	@$(PYTEST) -m "not long" $(ARGS)
+	@$(PYTEST) $(ARGS)
 
-#: make test-long     all tests with the wide sweeps; writes benchmarks/results/test-long.txt
+#: make test-long     the wide sweeps, on each instruction set; result in benchmarks/results
 test-long: build
-	@mkdir -p $(dir $(LONG_RESULT))
-	@set -o pipefail; { $(VENV)/bin/xpress info && $(PYTEST) -m long $(ARGS); } \
-	  | tee $(LONG_RESULT)
+	@$(PYTHON) tools/long_tests.py $(ARGS)
 
 #: make fuzz          the property tests, with many fresh examples
 fuzz: build
-	@XPRESS_FUZZ=1 $(PYTEST) -m hypothesis $(ARGS)
+	@XPRESS_TEST_PROFILE=fuzz $(PYTEST) -m hypothesis $(ARGS)
 
 #: make bench         microseconds per block over the number of passes, beside torch
 bench: build
 	@$(PYTHON) benchmarks/latency_vs_K.py $(ARGS)
+
+#: make results       measure again what the documents show; GSM8K=FILE for the acceptance
+results: build
+	$(PYTHON) benchmarks/latency_vs_K.py --json $(RESULTS)/latency_qwen3-8b.json \
+	  --png $(RESULTS)/latency_qwen3-8b.png
+	$(PYTHON) benchmarks/latency_vs_K.py --bars --json $(RESULTS)/latency_bars.json
+	$(PYTHON) benchmarks/acceptance.py $(if $(GSM8K),--gsm8k $(GSM8K)) \
+	  --json $(RESULTS)/acceptance_smollm2.json
+	$(PYTHON) benchmarks/demo_table.py
+	$(PYTHON) benchmarks/render_tables.py
 
 #: make lint          ruff, mypy, clang-format
 lint: environment
