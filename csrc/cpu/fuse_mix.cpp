@@ -16,11 +16,11 @@ void fuse_mix_block(const float* context, const int64_t* prev, const T* token_ta
   for (int64_t k = first; k < B; ++k) {
     const float* m = mixer + k * B * r;
     for (int64_t c = 0; c < r; c += kLanes) {
-      F16 sum = load(context + k * r + c);
-      for (int64_t j = 0; j <= k; ++j) {
+      F16 sum = mul(load(m + c), load(tokens + c));
+      for (int64_t j = 1; j <= k; ++j) {
         sum = fma(load(m + j * r + c), load(tokens + j * r + c), sum);
       }
-      store(out + k * r + c, sum);
+      store(out + k * r + c, add(load(context + k * r + c), sum));
     }
   }
 }

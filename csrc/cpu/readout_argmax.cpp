@@ -22,6 +22,7 @@ namespace xpress::cpu::XPRESS_CPU_NAMESPACE {
 namespace {
 
 constexpr int64_t kProbePanels = 2;  // panels of a chunk that decide whether bounds are worth it
+constexpr float kGreatestFinite = 0x1.fffffep+127f;
 constexpr int64_t kStreamBytes = 32768;  // how far ahead of the norms W_r is fetched
 
 // The greatest key of one row so far, and the logit that a later id must exceed to matter.
@@ -123,7 +124,10 @@ void argmax_chunk_tile(const ReadoutRows& p, const T* readout, const S* type, in
         const S* logits = static_cast<const S*>(s) + id;
         prefetch(logits + 4 * kPanel);
         const F16 bound = add(load(logits), mul(norms, set1(p.z_norms[row0 + j])));
-        if (mask_not_le(bound, set1(best[j].threshold)) == 0) continue;
+        // An infinite bound may hide a NaN, so it is never passed over, not even for +infinity. A
+        // threshold of NaN (nothing seen yet) stays NaN: min gives its second operand then.
+        const F16 beaten = min(set1(kGreatestFinite), set1(best[j].threshold));
+        if (mask_not_le(bound, beaten) == 0) continue;
       }
       z[selected] = p.z[row0 + j];
       base[selected] = s;
