@@ -7,7 +7,6 @@ names and renamed, so that a reader never sees half of it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from xpress_ext.atomic import write_atomically
 from xpress_ext.config import XPressConfig
 from xpress_ext.drafter import DFlashConfig, DFlashDrafter
 from xpress_ext.refiner import XPressRefiner
@@ -56,9 +56,9 @@ def save_checkpoint(
                 tensors[REFINER_PREFIX + name] = _stored(tensor, dtype)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file, {"format": "pt"}))
+    write_atomically(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file, {"format": "pt"}))
     text = json.dumps(config, indent=2) + "\n"
-    _write(folder / CONFIG_FILE, lambda file: file.write_text(text, encoding="utf-8"))
+    write_atomically(folder / CONFIG_FILE, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def load_checkpoint(
@@ -127,15 +127,6 @@ def _check_agreement(drafter: DFlashConfig, head: XPressConfig) -> None:
 
 def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
-
-
-def _write(path: Path, write: Any) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # --- reading ---

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from xpress_ext.atomic import write_atomically
 
 if TYPE_CHECKING:
     from xpress_ext.demo import Lane, Race, Row
@@ -21,15 +21,7 @@ def write_page(path: Path, races: list[Race], all_figures: list[Row], notes: lis
     Raises OSError if the folder cannot be written.
     """
     page = render_page(races, all_figures, notes)
-    handle, temporary = tempfile.mkstemp(dir=path.resolve().parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(page)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_atomically(path.resolve(), lambda file: file.write_text(page, encoding="utf-8"))
 
 
 def render_page(races: list[Race], all_figures: list[Row], notes: list[str]) -> str:

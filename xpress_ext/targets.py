@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from xpress_ext.atomic import write_atomically
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -184,14 +185,7 @@ def _write_cache(state: dict[str, torch.Tensor], cached: Path) -> None:
 
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=cached.parent, suffix=".tmp")
-        os.close(handle)
-        try:
-            save_file(state, temporary)
-            os.replace(temporary, cached)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_atomically(cached, lambda file: save_file(state, file))
     except OSError:
         return  # a read-only home costs nine seconds a start, no more
 

@@ -12,7 +12,7 @@ namespace xpress::cpu::XPRESS_CPU_NAMESPACE {
 
 namespace {
 
-constexpr int64_t kFetchAhead = 2048;  // elements; the hardware's own prefetch stops at each page
+constexpr int64_t kFetchAhead = 4096;  // bytes; the hardware's own prefetch stops at each page
 
 // Calls f(id, logit) in ascending order of id for every element that is greater than *threshold,
 // or NaN, or anything while *threshold is NaN; more may come. f may raise *threshold.
@@ -23,7 +23,8 @@ XPRESS_INLINE void for_each_above(const S* row, int64_t V, const float* threshol
   int64_t v = 0;
   for (; v + kUnroll * kLanes <= V; v += kUnroll * kLanes) {
     const F16 bound = set1(*threshold);
-    prefetch(row + v + kFetchAhead);
+    const char* ahead = reinterpret_cast<const char*>(row + v) + kFetchAhead;
+    for (size_t byte = 0; byte < kUnroll * kLanes * sizeof(S); byte += 64) prefetch(ahead + byte);
     uint32_t masks[kUnroll], any = 0;
 #pragma GCC unroll 4
     for (int u = 0; u < kUnroll; ++u)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xpress_ext.atomic import write_atomically
 from xpress_ext.drafter import default_target_layer_ids
 from xpress_ext.targets import load_smollm2
 from xpress_ext.training.features import BatchedTarget, Example, greedy_answers, teacher_forced
@@ -114,9 +115,7 @@ def save_shard(path: Path, examples: Sequence[Example]) -> None:
         "features": torch.cat([e.features for e in examples]).to(torch.bfloat16),
         "final": torch.cat([e.final for e in examples]).to(torch.bfloat16),
     }
-    temporary = path.with_suffix(".tmp")
-    torch.save(shard, temporary)
-    temporary.replace(path)
+    write_atomically(path, lambda file: torch.save(shard, file))
 
 
 if __name__ == "__main__":

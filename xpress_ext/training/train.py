@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
+from xpress_ext.atomic import write_atomically
 from xpress_ext.checkpoint import save_checkpoint
 from xpress_ext.config import XPressConfig
 from xpress_ext.drafter import DFlashConfig, DFlashDrafter, default_target_layer_ids
@@ -314,10 +315,9 @@ class Trainer:
 
     def save_state(self, path: Path) -> None:
         """Writes the fp32 parameters as they train, to go on from."""
-        temporary = path.with_suffix(".tmp")
         state = {"drafter": self.drafter.state_dict(), "refiner": self.refiner.state_dict()}
-        torch.save({**state, "scale": self.scale}, temporary)
-        temporary.replace(path)
+        everything = {**state, "scale": self.scale}
+        write_atomically(path, lambda file: torch.save(everything, file))
 
     def resume(self, path: Path) -> None:
         """Goes on from such parameters; the refiner's only where the draft vocabulary is equal."""
