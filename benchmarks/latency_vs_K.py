@@ -384,8 +384,10 @@ def _plot_panel(panel, result: dict, candidates: bool) -> None:  # type: ignore[
             alpha=0.2,
         )
     if not candidates:
-        floor = max(result["floor_us_per_pass"]["full"].values())
-        panel.plot(passes, [K * floor for K in passes], "k:", lw=1, label="floor, all slots")
+        floors = result["floor_us_per_pass"]["full"]
+        for name, style in (("bytes", "k:"), ("arithmetic", "k-.")):
+            label = "floor: bytes" if name == "bytes" else "every product, all slots"
+            panel.plot(passes, [K * floors[name] for K in passes], style, lw=1, label=label)
     exact = next(line for line in result["lines"] if line["exact"])
     if candidates:
         panel.axhline(
