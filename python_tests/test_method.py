@@ -48,7 +48,7 @@ def test_b_minus_1_passes_suffice_at_every_block_size(backend: str, B: int) -> N
 
 @each_weight
 @each_strength
-def test_early_exit_equals_running_on(backend: str, strength: str, weight: torch.dtype) -> None:
+def test_early_exit_equals_more_passes(backend: str, strength: str, weight: torch.dtype) -> None:
     for seed in range(6):
         problem = random_problem(100 + seed, strength=strength, weight=weight)
         tokens = seeds = problem.random_seeds(seed)

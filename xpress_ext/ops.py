@@ -14,6 +14,7 @@ argument, its value and what was expected.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -204,18 +205,48 @@ def jacobi_workspace(
 # ------------------------------------------------------------------- shapes, for torch.compile
 
 
-@torch.library.register_fake("xpress::project_hidden")
+def _register_fake(name: str) -> Callable[[Callable[..., Any]], None]:
+    """Registers what gives an operator's outputs their shapes, on meta and fake tensors.
+
+    torch takes this way as soon as one argument is on the meta device, real ones beside it or not;
+    outputs would then come back unwritten, so such a mixture is refused.
+    """
+    packet, _, overload = name.partition(".")
+    schema = getattr(getattr(_xpress, packet), overload or "default")._schema
+
+    def register(shapes: Callable[..., Any]) -> None:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            names = [argument.name for argument in schema.arguments]
+            _check_one_device({**dict(zip(names, args, strict=False)), **kwargs})
+            return shapes(*args, **kwargs)
+
+        torch.library.register_fake(f"xpress::{name}", checked)
+
+    return register
+
+
+def _check_one_device(arguments: dict[str, Any]) -> None:
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    on_meta = [name for name, tensor in tensors.items() if tensor.device.type == "meta"]
+    if on_meta and len(on_meta) < len(tensors):
+        raise ValueError(
+            f"{on_meta[0]} is on the meta device, but other arguments are not; "
+            "load its data, or move all to one device"
+        )
+
+
+@_register_fake("project_hidden")
 def _(hidden: Tensor, hidden_proj: Tensor) -> Tensor:
     num_blocks, num_slots, _ = hidden.shape
     return hidden.new_empty(num_blocks, num_slots, hidden_proj.shape[1], dtype=torch.float32)
 
 
-@torch.library.register_fake("xpress::causal_mix")
+@_register_fake("causal_mix")
 def _(x: Tensor, mixer: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("xpress::causal_mix_backward")
+@_register_fake("causal_mix_backward")
 def _(grad_out: Tensor, x: Tensor, mixer: Tensor) -> tuple[Tensor, Tensor]:
     contiguous = torch.contiguous_format
     return (
@@ -224,17 +255,17 @@ def _(grad_out: Tensor, x: Tensor, mixer: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-@torch.library.register_fake("xpress::fuse_mix")
+@_register_fake("fuse_mix")
 def _(context: Tensor, prev: Tensor, token_table: Tensor, mixer: Tensor) -> Tensor:
     return torch.empty_like(context, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("xpress::refiner_mlp")
+@_register_fake("refiner_mlp")
 def _(c: Tensor, mlp_gate_up: Tensor, mlp_down: Tensor) -> Tensor:
     return c.new_empty(c.shape, dtype=mlp_gate_up.dtype)
 
 
-@torch.library.register_fake("xpress::top_candidates")
+@_register_fake("top_candidates")
 def _(base_logits: Tensor, C: int) -> tuple[Tensor, Tensor]:
     num_blocks, num_drafted, _ = base_logits.shape
     shape = (num_blocks, num_drafted, C)
@@ -244,7 +275,7 @@ def _(base_logits: Tensor, C: int) -> tuple[Tensor, Tensor]:
     )
 
 
-@torch.library.register_fake("xpress::readout_argmax")
+@_register_fake("readout_argmax")
 def _(
     z: Tensor, base_logits: Tensor, readout: Tensor, candidates: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -253,17 +284,17 @@ def _(
     )
 
 
-@torch.library.register_fake("xpress::refined_logits")
+@_register_fake("refined_logits")
 def _(z: Tensor, base_logits: Tensor, readout: Tensor) -> Tensor:
     return z.new_empty(z.shape[0], readout.shape[0], dtype=torch.float32)
 
 
-@torch.library.register_fake("xpress::refined_logits.out")
+@_register_fake("refined_logits.out")
 def _(z: Tensor, base_logits: Tensor, readout: Tensor, *, out: Tensor) -> None:
     return None
 
 
-@torch.library.register_fake("xpress::jacobi_refine")
+@_register_fake("jacobi_refine")
 def _(base_logits: Tensor, hidden: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     num_blocks, num_drafted, _ = base_logits.shape
     return (
@@ -273,7 +304,7 @@ def _(base_logits: Tensor, hidden: Tensor, *args: Any, **kwargs: Any) -> tuple[T
     )
 
 
-@torch.library.register_fake("xpress::jacobi_refine.out")
+@_register_fake("jacobi_refine.out")
 def _(*args: Any, **kwargs: Any) -> None:
     return None
 

@@ -18,7 +18,7 @@ struct Kernels {
   void (*top_candidates)(const TopCandidatesParams&);
   void (*readout_argmax)(const ReadoutArgmaxParams&, void* scratch);
   void (*refined_logits)(const RefinedLogitsParams&, void* scratch);
-  Refusal (*jacobi_refine)(const JacobiRefineParams&);
+  void (*jacobi_refine)(const JacobiRefineParams&);
 };
 
 // AVX-512 (F, BW, DQ, VL), else AVX2 (with FMA and F16C), else portable; XPRESS_CPU_ISA =

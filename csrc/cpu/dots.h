@@ -7,7 +7,7 @@
 //
 // Bound: one fma per 16 products. A tile of 4 weight rows by up to 6 activation rows keeps 24
 // accumulators in registers (AVX-512 has 32), so 10 loads feed 24 fmas and the fma units are the
-// limit. AVX2 has 16 registers of half the width: 2 activation rows by 2 weight rows at a time.
+// limit. AVX2 has 16 registers of half the width: 3 activation rows by 2 weight rows at a time.
 #pragma once
 
 #include "vec.h"
@@ -24,10 +24,11 @@ constexpr int kTileX = 3;
 constexpr int kPanel = 16;        // weight rows per panel
 constexpr int kMaxWidened = 512;  // longest weight row that is widened on the stack
 
-// acc[i][j] += chains of w[i] . x[j], k from 0 to K in steps of 16.
+// chains[i][j] = the sixteen chains of w[i] . x[j], k from 0 to K in steps of 16.
 template <int kW, int kX, class T>
 static XPRESS_INLINE void accumulate_tile(const T* const* w, const float* const* x, int64_t K,
-                                          F16 (&acc)[kW][kX]) {
+                                          F16 (*chains)[kX]) {
+  F16 acc[kW][kX];
   for (int i = 0; i < kW; ++i) {
     for (int j = 0; j < kX; ++j) acc[i][j] = zero();
   }
@@ -42,26 +43,17 @@ static XPRESS_INLINE void accumulate_tile(const T* const* w, const float* const*
       for (int i = 0; i < kW; ++i) acc[i][j] = fma(rw[i], rx, acc[i][j]);
     }
   }
+  for (int i = 0; i < kW; ++i) {
+    for (int j = 0; j < kX; ++j) chains[i][j] = acc[i][j];
+  }
 }
 
 // Four weight rows w[0..3] with kX activation rows: sums go to out[j * kPanel + 4 * i + position].
 template <int kX, class T>
 static XPRESS_INLINE void dot_4_rows(const T* const* w, const float* const* x, int64_t K,
                                      float* out, int position) {
-#if defined(XPRESS_CPU_ISA_AVX512)
   F16 acc[4][kX];
-  accumulate_tile<4, kX>(w, x, K, acc);
-#else
-  F16 acc[4][kX];
-  F16 half[2][kX];
-  for (int h = 0; h < 4; h += 2) {
-    accumulate_tile<2, kX>(w + h, x, K, half);
-    for (int j = 0; j < kX; ++j) {
-      acc[h][j] = half[0][j];
-      acc[h + 1][j] = half[1][j];
-    }
-  }
-#endif
+  for (int i = 0; i < 4; i += kTileW) accumulate_tile<kTileW, kX>(w + i, x, K, acc + i);
   for (int j = 0; j < kX; ++j) {
     sum_lanes_of_4(acc[0][j], acc[1][j], acc[2][j], acc[3][j], out + j * kPanel, position);
   }

@@ -17,18 +17,16 @@ class Refiner {
   explicit Refiner(const JacobiRefineParams& p)
       : p_(p), D_(p.B - 1), w_(p.workspace, jacobi_shape(p)) {}
 
-  Refusal run() {
+  void run() {
     project();
     seed();
     if (p_.exact) {
       run_exact();
     } else {
-      for (int64_t n = 0; n < p_.N; ++n) w_.done[n] = 0;
       const int64_t cap = min64(p_.num_passes, D_);
       for (int64_t pass = 0; pass < cap && collect_rows() > 0; ++pass) run_pass();
     }
     write_tokens();
-    return refusal_;
   }
 
  private:
@@ -86,12 +84,8 @@ class Refiner {
     });
   }
 
-  // Draft id -> target id. An id outside the token table is reported, and 0 stands in for it.
-  int64_t target_id(int64_t draft_id) {
-    const int64_t target = p_.d2t == nullptr ? draft_id : draft_id + p_.d2t[draft_id];
-    if (target >= 0 && target < p_.V_t) return target;
-    refusal_ = {draft_id, target};
-    return 0;
+  int64_t target_id(int64_t draft_id) const {
+    return p_.d2t == nullptr ? draft_id : draft_id + p_.d2t[draft_id];
   }
 
   // Unsettled slots of the blocks that are not done, as rows n * D + (slot - 1).
@@ -236,18 +230,15 @@ class Refiner {
   const int64_t D_;
   JacobiWorkspace w_;
   int64_t rows_ = 0;
-  Refusal refusal_;
 };
 
 }  // namespace
 
-Refusal jacobi_refine(const JacobiRefineParams& p) {
-  Refusal refusal;
+void jacobi_refine(const JacobiRefineParams& p) {
   with_type(p.weight_dtype, nullptr, [&](auto* type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    refusal = Refiner<T>(p).run();
+    Refiner<T>(p).run();
   });
-  return refusal;
 }
 
 }  // namespace xpress::cpu::XPRESS_CPU_NAMESPACE

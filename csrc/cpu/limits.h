@@ -8,11 +8,12 @@
 namespace xpress::cpu {
 
 constexpr int64_t kMaxBlock = 32;
+constexpr int64_t kMaxBlocks = int64_t{1} << 26;  // N; rows n * D + d are held in 32 bits
 constexpr int64_t kMaxRank = 512;
-constexpr int64_t kMaxCandidates = 1024;
-constexpr int64_t kSelectSlack = 512;  // keys gathered beyond C before the least are dropped
-constexpr int64_t kMlpRows = 128;      // rows that share one sweep over the MLP's weights
-constexpr int64_t kReadoutRows = 256;  // rows that share one sweep over W_r in the operators
+constexpr int64_t kMaxCandidates = 1024;  // MAX_TOP_C of xpress_ext/config.py
+constexpr int64_t kSelectSlack = 512;     // keys gathered beyond C before the least are dropped
+constexpr int64_t kMlpRows = 128;         // rows that share one sweep over the MLP's weights
+constexpr int64_t kReadoutRows = 256;     // rows that share one sweep over W_r in the operators
 constexpr int64_t kProjectScratchBytes = 2 << 20;
 
 // Blocks that project_hidden widens at a time: at least one.
@@ -26,11 +27,5 @@ static inline int64_t project_scratch_bytes(int64_t N, int64_t B, int64_t H) {
 }
 static inline int64_t mlp_scratch_bytes(int64_t r, int64_t m) { return kMlpRows * (2 * r + m) * 4; }
 static inline int64_t readout_scratch_bytes(int64_t r) { return kReadoutRows * r * 4; }
-
-// An id that only a run can meet: a token whose target id v + d2t[v] is outside the token table.
-struct Refusal {
-  int64_t draft_id = -1;  // -1: nothing refused
-  int64_t target_id = 0;
-};
 
 }  // namespace xpress::cpu

@@ -19,7 +19,7 @@ void refiner_mlp(const RefinerMlpParams& p, void* scratch);
 void top_candidates(const TopCandidatesParams& p);
 void readout_argmax(const ReadoutArgmaxParams& p, void* scratch);
 void refined_logits(const RefinedLogitsParams& p, void* scratch);
-Refusal jacobi_refine(const JacobiRefineParams& p);
+void jacobi_refine(const JacobiRefineParams& p);
 
 // ---- inner parts ----------------------------------------------------------------------------
 

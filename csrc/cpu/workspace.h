@@ -1,7 +1,8 @@
 // The workspace of jacobi_refine: one caller-owned buffer, cut into the arrays below.
 //
 // Size: N*B*r*16 bytes of latents, N*(B-1)*(C + B-1)*8 bytes of candidates (C*8 unless exact),
-// about N*B*60 bytes of bookkeeping, and as scratch the larger of 128*m*4 bytes and of
+// at most
+// N*B*64 bytes of bookkeeping, and as scratch the larger of 128*m*4 bytes and of
 // kProjectScratchBytes (one block's (B+1)*H*4 bytes where that is more). It does not depend on V.
 #pragma once
 
@@ -35,8 +36,8 @@ struct JacobiWorkspace {
   float* z_norms;            // [N * D]
   int32_t* settled;          // [N]: slots up to here are skipped
   int32_t* proven;           // [N]: exact mode, slots frozen for good
-  int32_t* done;             // [N]
-  int64_t capacity;          // candidates a slot may hold
+  int32_t* done;             // [N]: 1 at its fixed point, later passes leave the block out
+  int64_t capacity;          // candidates a slot may hold: C, or C + D where exact adds some
   int32_t* candidate_ids;    // [N * D, capacity]
   float* candidate_logits;   // [N * D, capacity]
   int32_t* candidate_count;  // [N * D]

@@ -26,6 +26,16 @@ std::string dtype_name(ScalarType dtype) {
       return "uint8";
     case ScalarType::Bool:
       return "bool";
+    case ScalarType::ComplexHalf:
+      return "complex32";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
     default:
       return "dtype number " + std::to_string(static_cast<int>(dtype));
   }
@@ -39,7 +49,21 @@ std::string shape_text(const Tensor& tensor) {
   return text.str();
 }
 
+namespace {
+
+// None reaches an operator as an undefined tensor.
+void check_given(const Tensor& tensor, const char* name) {
+  if (!tensor.defined()) fail_value(name, " is None; expected a tensor");
+}
+
+const char* device_name(const Tensor& tensor) {
+  return tensor.is_cpu() ? "the CPU" : tensor.is_cuda() ? "a CUDA device" : "another device";
+}
+
+}  // namespace
+
 void check_dim(const Tensor& tensor, const char* name, int64_t dim, const char* letters) {
+  check_given(tensor, name);
   if (tensor.dim() != dim) {
     fail_value(name, " has shape ", shape_text(tensor), "; expected ", dim, " dimensions ",
                letters);
@@ -64,8 +88,10 @@ void check_shape(const Tensor& tensor, const char* name, std::initializer_list<i
 }
 
 void check_cpu(const Tensor& tensor, const char* name) {
+  check_given(tensor, name);
   if (!tensor.is_cpu()) {
-    fail_value(name, " is not on the CPU, but other arguments are; move all to one device");
+    fail_value(name, " is on ", device_name(tensor),
+               "; expected the CPU, where other arguments are; move all to one device");
   }
 }
 
@@ -85,6 +111,7 @@ void check_inner_stride(const Tensor& tensor, const char* name) {
 }
 
 void check_dtype(const Tensor& tensor, const char* name, ScalarType expected) {
+  check_given(tensor, name);
   if (tensor.scalar_type() != expected) {
     fail_value(name, " has dtype ", dtype_name(tensor.scalar_type()), "; expected ",
                dtype_name(expected));
@@ -92,6 +119,7 @@ void check_dtype(const Tensor& tensor, const char* name, ScalarType expected) {
 }
 
 DType float_dtype(const Tensor& tensor, const char* name) {
+  check_given(tensor, name);
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
       return DType::kFloat32;
@@ -161,6 +189,48 @@ Ids checked_ids(const Tensor& tensor, const char* name, int64_t limit, const cha
   return ids;
 }
 
+namespace {
+
+struct Bytes {
+  uintptr_t begin, end;
+};
+
+// From the first to past the last byte that any element of the tensor can lie in.
+Bytes bytes_of(const Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) == 0) return {0, 0};
+    last += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * tensor.element_size()};
+}
+
+void check_pair(const Named& output, const Named& other) {
+  if (other.tensor == nullptr || !other.tensor->is_cpu()) return;
+  const Bytes a = bytes_of(*output.tensor), b = bytes_of(*other.tensor);
+  if (a.begin < b.end && b.begin < a.end) {
+    fail_value(output.name, " shares memory with ", other.name,
+               "; expected memory of its own; pass a tensor from torch.empty");
+  }
+}
+
+}  // namespace
+
+void check_apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) {
+  for (const Named* output = outputs.begin(); output != outputs.end(); ++output) {
+    for (const Named* other = outputs.begin(); other != output; ++other)
+      check_pair(*output, *other);
+    for (const Named& input : inputs) check_pair(*output, input);
+  }
+}
+
+void check_blocks(int64_t N, const char* name) {
+  if (N < 0 || N > cpu::kMaxBlocks) {
+    fail_value(name, " has N = ", N, " blocks; expected 0 <= N <= ", cpu::kMaxBlocks);
+  }
+}
+
 void check_block(int64_t B, const char* name) {
   if (B < 2 || B > cpu::kMaxBlock) {
     fail_value(name, " has block size B = ", B, "; expected 2 <= B <= ", cpu::kMaxBlock);
@@ -175,10 +245,10 @@ void check_rank(int64_t r, const char* name) {
 }
 
 void check_multiple_of_32(int64_t size, const char* what, const char* name) {
-  if (size < 32 || size % 32 != 0) {
-    fail_value(
-        name, " has ", what, " = ", size,
-        "; expected a positive multiple of 32; pad with zeros, as XPressRefiner.fold() does");
+  if (size < 32 || size % 32 != 0 || size > INT32_MAX) {
+    fail_value(name, " has ", what, " = ", size,
+               "; expected a positive multiple of 32 below 2^31; pad with zeros, as "
+               "XPressRefiner.fold() does");
   }
 }
 

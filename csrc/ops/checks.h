@@ -37,7 +37,7 @@ template <class... Parts>
 std::string dtype_name(ScalarType dtype);
 std::string shape_text(const Tensor& tensor);
 
-// The sizes of a tensor of the given rank; `letters` spells the expected shape, say "[N, B, H]".
+// Fails unless the tensor has `dim` dimensions; `letters` spells the expected shape, "[N, B, H]".
 void check_dim(const Tensor& tensor, const char* name, int64_t dim, const char* letters);
 
 // One expected size per dimension.
@@ -64,7 +64,17 @@ StridedRows strided_rows(const Tensor& tensor, const char* name);
 // int64 ids [n0] or [n0, n1], each in [0, limit); `table` names what limit counts.
 Ids checked_ids(const Tensor& tensor, const char* name, int64_t limit, const char* table);
 
+// A tensor (null: none was given) and the name of its argument.
+struct Named {
+  const Tensor* tensor;
+  const char* name;
+};
+
+// Fails where an output shares memory with an input or with another output.
+void check_apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs);
+
 // Limits of the method's sizes.
+void check_blocks(int64_t N, const char* name);
 void check_block(int64_t B, const char* name);
 void check_rank(int64_t r, const char* name);
 void check_multiple_of_32(int64_t size, const char* what, const char* name);

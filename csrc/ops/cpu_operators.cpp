@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <array>
 #include <tuple>
 #include <vector>
 
@@ -155,7 +154,7 @@ std::tuple<Tensor, Tensor> top_candidates(const Tensor base_logits, int64_t C) {
   return {ids, logits};
 }
 
-// Shapes and types that readout_argmax and refined_logits share. `inner` is the dimension count.
+// Shapes and types that readout_argmax and refined_logits share.
 void check_readout(const Tensor& z, const Tensor& base_logits, const Tensor& readout) {
   check_dim(readout, "readout", 2, "[V, r]");
   check_vocabulary(readout.size(0), "readout");
@@ -217,6 +216,7 @@ void refined_logits_out(const Tensor z, const Tensor base_logits, const Tensor r
   const void* rows_of_readout = weight(readout, "readout", type, "readout");
   const StridedRows z_rows = strided_rows(z, "z");
   const StridedRows base = strided_rows(base_logits, "base_logits");
+  check_apart({{&out, "out"}}, {{&z, "z"}, {&base_logits, "base_logits"}, {&readout, "readout"}});
   if (R == 0) return;
   Tensor temporary = scratch(cpu::readout_scratch_bytes(r));
   kernels().refined_logits({R, V, r, z_rows, base, rows_of_readout, type, data<float>(out)},
@@ -233,7 +233,7 @@ Tensor refined_logits(const Tensor z, const Tensor base_logits, const Tensor rea
 
 int64_t jacobi_workspace(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, int64_t top_c,
                          bool exact) {
-  if (N < 0) fail_value("N is ", N, "; expected N >= 0");
+  check_blocks(N, "the call");
   check_block(B, "the call");
   check_rank(r, "the call");
   check_multiple_of_32(H, "H", "the call");
@@ -241,6 +241,7 @@ int64_t jacobi_workspace(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, 
   if (top_c < 0 || top_c > cpu::kMaxCandidates) {
     fail_value("top_c is ", top_c, "; expected 0 <= top_c <= ", cpu::kMaxCandidates);
   }
+  if (exact && top_c == 0) fail_value("exact is True with top_c = 0; exact needs top_c >= 1");
   return cpu::jacobi_workspace_bytes(N, B, H, r, m, top_c, exact);
 }
 
@@ -262,6 +263,7 @@ JacobiRefineParams jacobi_params(const Tensor& base_logits, const Tensor& hidden
   p.V = readout.size(0), p.r = readout.size(1);
   p.V_t = token_table.size(0), p.m = mlp_down.size(1);
   const int64_t D = p.B - 1;
+  check_blocks(p.N, "hidden");
   check_block(p.B, "hidden");
   check_rank(p.r, "readout");
   check_vocabulary(p.V, "readout");
@@ -318,6 +320,10 @@ JacobiRefineParams jacobi_params(const Tensor& base_logits, const Tensor& hidden
     check_dtype(*d2t, "d2t", ScalarType::Long);
     check_contiguous(*d2t, "d2t");
     p.d2t = static_cast<const int64_t*>(d2t->const_data_ptr());
+    for (int64_t v = 0; v < p.V; ++v) {
+      if (p.d2t[v] >= -v && p.d2t[v] < p.V_t - v) continue;
+      fail_index("d2t[", v, "] is ", p.d2t[v], "; expected 0 <= v + d2t[v] < ", p.V_t, ", ", table);
+    }
   } else if (p.V > p.V_t) {
     fail_value("readout has V = ", p.V, " rows, more than the V_t = ", p.V_t,
                " of token_table; pass d2t, or a token_table with a row for each draft id");
@@ -331,12 +337,7 @@ void run_jacobi(JacobiRefineParams& p, const Tensor& tokens, const Tensor& passe
   p.passes = data<int32_t>(passes);
   p.full_readouts = data<int32_t>(full_readouts);
   p.workspace = data<void>(workspace);
-  const cpu::Refusal refused = kernels().jacobi_refine(p);
-  if (refused.draft_id >= 0) {
-    fail_index("d2t[", refused.draft_id, "] maps draft id ", refused.draft_id, " to target id ",
-               refused.target_id, "; expected 0 <= v + d2t[v] < ", p.V_t,
-               ", the rows of token_table");
-  }
+  kernels().jacobi_refine(p);
 }
 
 std::tuple<Tensor, Tensor, Tensor> jacobi_refine(const Tensor base_logits, const Tensor hidden,
@@ -377,15 +378,26 @@ void jacobi_refine_out(const Tensor base_logits, const Tensor hidden, const Tens
   check_dtype(passes, "passes", ScalarType::Int);
   check_dtype(full_readouts, "full_readouts", ScalarType::Int);
   check_dtype(workspace, "workspace", ScalarType::Byte);
-  const std::array<std::pair<const Tensor*, const char*>, 4> outputs = {
-      {{&tokens, "tokens"},
-       {&passes, "passes"},
-       {&full_readouts, "full_readouts"},
-       {&workspace, "workspace"}}};
+  const std::initializer_list<Named> outputs = {{&tokens, "tokens"},
+                                                {&passes, "passes"},
+                                                {&full_readouts, "full_readouts"},
+                                                {&workspace, "workspace"}};
   for (const auto& [tensor, name] : outputs) {
     check_cpu(*tensor, name);
     check_contiguous(*tensor, name);
   }
+  check_apart(outputs, {{&base_logits, "base_logits"},
+                        {&hidden, "hidden"},
+                        {&anchor, "anchor"},
+                        {&predecessor, "predecessor"},
+                        {&hidden_proj, "hidden_proj"},
+                        {&token_table, "token_table"},
+                        {&mixer, "mixer"},
+                        {&mlp_gate_up, "mlp_gate_up"},
+                        {&mlp_down, "mlp_down"},
+                        {&readout, "readout"},
+                        {seed_tokens ? &*seed_tokens : nullptr, "seed_tokens"},
+                        {d2t ? &*d2t : nullptr, "d2t"}});
   const int64_t needed = cpu::jacobi_workspace_bytes(p.N, p.B, p.H, p.r, p.m, p.top_c, p.exact);
   if (workspace.numel() < needed) {
     fail_value("workspace has ", workspace.numel(), " bytes; expected at least ", needed,
