@@ -95,7 +95,7 @@ def latency(results: Callable[[str], Result]) -> str:
             f"medians of {result['repeats']} rounds, p20-p80 in brackets at K={shown[-1]}. "
             f"{_floor(result)}",
             markdown(columns, rows),
-            f"![Milliseconds per block over the number of passes](benchmarks/results/{CURVE_PLOT})",
+            f"![Time per block over the number of passes](benchmarks/results/{CURVE_PLOT})",
         ]
     )
 
