@@ -517,9 +517,8 @@ def _bars_at(
         names = [p.name for p in peers if p.candidates == candidates and p.dtype == peer_dtype]
         return min(names, key=lambda name: times[name].median)
 
-    # Five times an eager product is beyond the machine where that product nears its limit (N=8).
     bars = [
-        bar("full", full.name, f"torch eager {peer_dtype}", 5.0 if N == 1 else None),
+        bar("full", full.name, f"torch eager {peer_dtype}", 5.0),
         bar("full, best peer", full.name, best(False), 3.0 if N == 1 else 1.5),
         bar(f"C={BAR_CANDIDATES}", few.name, full.name, 10.0 if N == 1 else None),
         bar(f"C={BAR_CANDIDATES}, best peer", few.name, best(True), 3.0),
