@@ -62,7 +62,7 @@ def run(result: TextIO, command: list[str], variables: dict[str, str], shown: bo
         assert process.stdout is not None
         for line in process.stdout:
             if shown:
-                say(result, line.rstrip("\n"))
+                say(result, line.rstrip("\n").replace(f"{ROOT}/", ""))
     return process.returncode
 
 
