@@ -41,3 +41,15 @@ def test_a_private_temporary_file_becomes_an_ordinary_one(
     finally:
         os.umask(previous)
     assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_link_is_followed_and_a_pipe_is_refused(tmp_path: Path) -> None:
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(file)
+    write_atomically(link, lambda temporary: temporary.write_text("new"))
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe is not a regular file"):
+        write_atomically(pipe, lambda temporary: temporary.write_text("new"))
+    assert pipe.is_fifo()

@@ -94,3 +94,11 @@ def test_another_file_is_refused_by_its_digest(tmp_path):
     path.write_bytes(b"something else")
     with pytest.raises(targets.TargetNotAvailableError, match="sha256"):
         targets._check_digest(path)
+
+
+def test_an_empty_cache_variable_is_as_good_as_none(monkeypatch):
+    monkeypatch.delenv("XPRESS_CACHE", raising=False)
+    default = targets._cache_folder(None)
+    assert default.is_absolute()
+    monkeypatch.setenv("XPRESS_CACHE", "")
+    assert targets._cache_folder(None) == default

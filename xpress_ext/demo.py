@@ -429,6 +429,8 @@ def _check_page_path(page: Path | None) -> None:
         return
     if page.is_dir():
         raise DemoError(f"--html {page} is a folder: name a file in it")
+    if page.exists() and not page.is_file():
+        raise DemoError(f"--html {page} is not a regular file: name one, or a new one")
     if not os.access(page.resolve().parent, os.W_OK):
         raise DemoError(f"--html {page}: the folder does not exist or cannot be written")
 

@@ -89,7 +89,7 @@ def _require(*packages: str) -> None:
 def _cache_folder(cache_dir: str | Path | None) -> Path:
     if cache_dir is not None:
         return Path(cache_dir)
-    return Path(os.environ.get("XPRESS_CACHE", Path.home() / ".cache" / "xpress"))
+    return Path(os.environ.get("XPRESS_CACHE") or Path.home() / ".cache" / "xpress")
 
 
 def _read_metadata(path: Path) -> tuple[Any, PreTrainedTokenizerFast]:
