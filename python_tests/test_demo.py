@@ -496,6 +496,7 @@ def test_missing_operators_are_named(monkeypatch, capsys, checkpoint, tmp_path):
         (("--checkpoint", "{tmp}/broken"), "cannot be loaded"),
         (("--html", "{tmp}/no/page.html"), "the folder does not exist or cannot be written"),
         (("--html", "{tmp}"), "is a folder: name a file in it"),
+        (("--html", os.devnull), "is not a regular file"),
         (("--max-new-tokens", "0"), "--max-new-tokens must be at least 1, got 0"),
     ],
 )
@@ -523,6 +524,26 @@ def test_no_checkpoint_at_all_says_where_it_is_looked_for(monkeypatch, capsys, t
 def test_an_empty_prompt_is_refused(capsys):
     assert cli.main(["demo", "--plain", "--prompt", " "]) == 1
     assert "--prompt is empty" in capsys.readouterr().err
+
+
+def test_prompts_that_are_no_text_are_refused_with_their_place(tmp_path):
+    with pytest.raises(DemoError, match=r"--prompt holds '\\udcff' at character 1"):
+        read_prompts(DemoOptions(prompt="a\udcff\udcfe"))
+    assert read_prompts(DemoOptions(prompt="\udcc3\udca9")) == ["é"]
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"prompt": "\\ud800"}\n')
+    with pytest.raises(DemoError, match=r"a\.jsonl:1 holds '\\ud800'"):
+        read_prompts(DemoOptions(prompts=lines))
+
+
+def test_any_fault_of_a_checkpoint_is_one_line(monkeypatch, capsys, checkpoint):
+    def fail(*_):
+        raise RuntimeError("header\ntoo large")
+
+    monkeypatch.setattr("xpress_ext.checkpoint.load_checkpoint", fail)
+    status, message = command(capsys, "--checkpoint", str(checkpoint))
+    assert status == 1
+    assert message.endswith("cannot be loaded: header too large\n")
 
 
 def test_an_interrupt_ends_quietly(monkeypatch, capsys):

@@ -85,6 +85,22 @@ def test_unknown_instruction_set_is_refused_in_one_line():
     assert "portable" in line
 
 
+def test_demo_refuses_an_unknown_instruction_set_in_one_line():
+    printed = xpress("demo", "--prompt", "hello", XPRESS_CPU_ISA="sse9")
+    assert printed.returncode == 1
+    (line,) = printed.stderr.splitlines()
+    assert line.startswith("xpress demo: ")
+    assert "'sse9'" in line
+
+
+@pytest.mark.parametrize(("ending", "status", "lines"), [("| true", 141, 0), ("> /dev/full", 1, 1)])
+def test_output_that_nobody_takes_gives_no_traceback(ending, status, lines):
+    script = f"set -o pipefail; {sys.executable} -m xpress_ext.cli info {ending}"
+    printed = run(["bash", "-c", script])
+    assert printed.returncode == status
+    assert len(printed.stderr.splitlines()) == lines
+
+
 def test_package_without_its_library_says_how_to_build_it(tmp_path):
     copy = tmp_path / "xpress_ext"
     copy.mkdir()

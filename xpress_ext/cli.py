@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +14,23 @@ from pathlib import Path
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit status of the process."""
     options = _parser().parse_args(arguments)
-    status: int = options.run(options)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has what it wanted
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        _discard_output()
+        print(f"xpress: {error}", file=sys.stderr)
+        return 1
     return status
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere, so that the flush at exit cannot fail again."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

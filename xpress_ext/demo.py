@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from xpress_ext._library import load_library
+from xpress_ext.build_info import build_info
 from xpress_ext.decoding import (
     NEAR_TIE_GAP,
     DecodeStatistics,
@@ -299,7 +300,7 @@ def read_prompts(options: DemoOptions) -> list[str]:
     if options.prompt is not None:
         if not options.prompt.strip():
             raise DemoError("--prompt is empty: give it a text")
-        return [options.prompt]
+        return [_encodable(options.prompt, "--prompt")]
     if options.prompts is None:
         return list(DEFAULT_PROMPTS)
     try:
@@ -312,6 +313,22 @@ def read_prompts(options: DemoOptions) -> list[str]:
     if options.prompts.suffix == ".jsonl":
         return [_json_prompt(options.prompts, number, line) for number, line in numbered]
     return [line for _, line in numbered]
+
+
+def _encodable(text: str, source: str) -> str:
+    """`text`, read as UTF-8 where a C locale took its bytes apart. Raises DemoError."""
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        pass
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DemoError(
+            f"{source} holds {text[error.start]!a} at character {error.start}, "
+            "which is no text: expected UTF-8"
+        ) from error
+    return text
 
 
 def find_checkpoint(given: Path | None) -> Path:
@@ -344,7 +361,8 @@ def load_models(checkpoint: Path) -> Models:
     _require("transformers", "tokenizers", "gguf", "safetensors", "jinja2")
     try:
         load_library()
-    except ImportError as error:
+        build_info()  # refuses an XPRESS_CPU_ISA that is not to be had
+    except (ImportError, ValueError) as error:
         raise DemoError(str(error)) from error
     from xpress_ext.targets import SMOLLM2_NAME, TargetNotAvailableError, load_smollm2
 
@@ -377,8 +395,9 @@ def _load_heads(checkpoint: Path) -> tuple[DFlashDrafter, XPressRefiner]:
 
     try:
         drafter, refiner = load_checkpoint(checkpoint, torch.float32)
-    except (OSError, ValueError) as error:
-        raise DemoError(f"checkpoint {checkpoint} cannot be loaded: {error}") from error
+    except Exception as error:  # a damaged file fails in as many ways as it has readers
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DemoError(f"checkpoint {checkpoint} cannot be loaded: {reason}") from error
     if refiner is None:
         raise DemoError(f"checkpoint {checkpoint} holds a drafter without a refiner")
     return drafter, refiner
@@ -420,7 +439,7 @@ def _json_prompt(path: Path, number: int, line: str) -> str:
     if not isinstance(prompt, str) or not prompt.strip():
         names = ", ".join(PROMPT_FIELDS)
         raise DemoError(f"{path}:{number}: expected a JSON object with one of {names}")
-    return prompt
+    return _encodable(prompt, f"{path}:{number}")
 
 
 def _check_page_path(page: Path | None) -> None:
