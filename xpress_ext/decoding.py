@@ -30,6 +30,8 @@ try:
 except ImportError:  # the ranges serve profilers only
     nvtx = None
 
+from xpress_ext.config import MAX_TOP_C
+
 if TYPE_CHECKING:
     from xpress_ext.drafter import DFlashConfig, DFlashDrafter
     from xpress_ext.refiner import FoldedRefiner
@@ -315,11 +317,13 @@ class SpeculativeDecoder:
         d2t: Tensor | None = None,
     ) -> None:
         _check_target(target)
+        if not hasattr(drafter, "draft"):
+            raise TypeError(f"drafter must be a DFlashDrafter, got {type(drafter).__name__}")
         self.target = target
         self.block_size = int(drafter.config.block_size)
         if refiner is not None:
             _check_refiner(refiner, self.block_size)
-            d2t = refiner.d2t if d2t is None else d2t
+        d2t = _one_d2t(d2t, None if refiner is None else refiner.d2t)
         settings = _settings(refiner, self.block_size, num_passes, top_c, exact)
         self._draft = _Draft(target, drafter, refiner, d2t, settings)
 
@@ -593,7 +597,7 @@ class _Draft:
         self._head_weight = head.weight if self._ids is None else head.weight[self._ids]
         self._head_bias = bias if bias is None or self._ids is None else bias[self._ids]
         if refiner is not None:
-            _check_vocabulary(refiner, self._head_weight.shape[0])
+            _check_sizes(refiner, self._head_weight.shape[0], drafter.config.hidden_size)
         block_size = int(drafter.config.block_size)
         masks = [int(drafter.config.mask_token_id)] * (block_size - 1)
         self._masks = torch.tensor([masks], device=head.weight.device)
@@ -701,9 +705,15 @@ def _end_tokens(target: Any, eos_token_id: int | Sequence[int] | None) -> frozen
         eos_token_id = getattr(config, "eos_token_id", None)
     if eos_token_id is None:
         return frozenset()
-    if isinstance(eos_token_id, int):
-        return frozenset((eos_token_id,))
-    return frozenset(int(token) for token in eos_token_id)
+    tokens = eos_token_id if isinstance(eos_token_id, Iterable) else (eos_token_id,)
+    for token in tokens:
+        _check_int("eos_token_id", token)
+    return frozenset(tokens)
+
+
+def _check_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
 
 
 def _check_target(target: Any) -> None:
@@ -758,19 +768,24 @@ def _settings(
         num_passes = drafted if exact or refiner is None else refiner.config.num_passes
     if top_c is None:
         top_c = 0 if refiner is None else refiner.config.top_c
+    _check_int("num_passes", num_passes)
+    _check_int("top_c", top_c)
+    if not isinstance(exact, bool):
+        raise TypeError(f"exact must be a bool, got {exact!r}")
     if num_passes < 1:
         raise ValueError(f"num_passes must be at least 1, got {num_passes}")
-    if top_c < 0 or (refiner is not None and top_c > refiner.config.draft_vocab_size):
+    limit = MAX_TOP_C if refiner is None else min(MAX_TOP_C, refiner.config.draft_vocab_size)
+    if not 0 <= top_c <= limit:
         raise ValueError(
-            f"top_c must be 0 (the whole draft vocabulary) or a number of candidates in it, "
-            f"got {top_c}"
+            f"top_c must be 0 (the whole draft vocabulary) or a number of candidates up to "
+            f"{limit}, got {top_c}"
         )
     if exact and (top_c < 1 or num_passes < drafted):
         raise ValueError(
             f"exact=True needs top_c >= 1 and num_passes >= {drafted} (block_size - 1), "
             f"got top_c={top_c}, num_passes={num_passes}"
         )
-    return num_passes, top_c, exact
+    return min(num_passes, drafted), top_c, exact  # more passes than slots act as that many
 
 
 def _check_refiner(refiner: FoldedRefiner, block_size: int) -> None:
@@ -785,7 +800,23 @@ def _check_refiner(refiner: FoldedRefiner, block_size: int) -> None:
         )
 
 
-def _check_vocabulary(refiner: FoldedRefiner, rows: int) -> None:
+def _one_d2t(given: Tensor | None, refiners: Tensor | None) -> Tensor | None:
+    """The offsets that the LM head's rows are chosen by; the refiner reads its own."""
+    if given is None:
+        return refiners
+    if not isinstance(given, Tensor):
+        raise TypeError(f"d2t must be a tensor, got {type(given).__name__}")
+    if refiners is not None and not torch.equal(given.cpu(), refiners.cpu()):
+        raise ValueError("d2t differs from the refiner's own; leave it out, the refiner's is taken")
+    return given
+
+
+def _check_sizes(refiner: FoldedRefiner, rows: int, hidden_size: int) -> None:
+    if refiner.config.hidden_size != hidden_size:
+        raise ValueError(
+            f"the refiner's hidden_size is {refiner.config.hidden_size}, the drafter's "
+            f"{hidden_size}"
+        )
     if refiner.config.draft_vocab_size != rows:
         raise ValueError(
             f"the refiner scores {refiner.config.draft_vocab_size} tokens, the LM head gives "
