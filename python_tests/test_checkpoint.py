@@ -192,3 +192,62 @@ def test_a_drafter_and_a_refiner_that_do_not_fit_are_not_saved(tmp_path, changes
     refiner = make_refiner(**sizes)
     with pytest.raises(CheckpointError, match=named):
         save_checkpoint(tmp_path, make_drafter(draft_vocab_size=DRAFT_VOCABULARY), refiner)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", "32"),
+        ("hidden_size", 10**30),
+        ("intermediate_size", 1.5),
+        ("num_hidden_layers", True),
+        ("num_attention_heads", "4"),
+        ("vocab_size", [1]),
+        ("block_size", "5"),
+        ("num_target_layers", 7.5),
+        ("rms_norm_eps", -1),
+        ("rope_theta", "x"),
+        ("draft_vocab_size", 1.5),
+        ("dflash_config", 3),
+        ("dflash_config", {"mask_token_id": "x", "target_layer_ids": [1, 3, 5]}),
+        ("dflash_config", {"mask_token_id": 49, "target_layer_ids": 3}),
+        ("dflash_config", {"mask_token_id": 49, "target_layer_ids": [1.5]}),
+    ],
+)
+def test_a_config_value_of_the_wrong_type_is_named(folder, key, value):
+    edit_config(folder, **{key: value})
+    name = next(iter(value)) if isinstance(value, dict) and value["mask_token_id"] == "x" else key
+    name = "target_layer_ids" if isinstance(value, dict) and name == key else name
+    with pytest.raises(CheckpointError, match=rf"config\.json: {name} "):
+        load_checkpoint(folder)
+
+
+def test_a_config_nested_beyond_reason_is_refused(folder):
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="is not JSON"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "message"),
+    [
+        ("fc.weight", torch.int64, r"fc\.weight is stored as torch\.int64"),
+        ("fc.weight", torch.float8_e4m3fn, r"fc\.weight is stored as torch\.float8_e4m3fn"),
+        ("d2t", torch.float32, r"d2t has shape .* and type torch\.float32, expected integers"),
+    ],
+)
+def test_a_tensor_of_the_wrong_type_is_named(folder, name, dtype, message):
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)
+
+
+def test_offsets_of_another_length_are_refused(folder):
+    edit_tensors(folder, lambda tensors: tensors.update(d2t=tensors["d2t"][:-1].clone()))
+    with pytest.raises(CheckpointError, match="d2t has shape"):
+        load_checkpoint(folder)
+
+
+def test_parameters_are_loaded_as_floating_point_only(folder):
+    with pytest.raises(ValueError, match=r"dtype is torch\.int64"):
+        load_checkpoint(folder, torch.int64)

@@ -299,3 +299,26 @@ def test_a_reduced_vocabulary_needs_its_offsets() -> None:
         XPressRefiner(config, torch.zeros(31, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"d2t must be \[32\] int64, got \[32\] int32"):
         XPressRefiner(config, torch.zeros(32, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex64, None])
+def test_weights_fold_to_the_operators_types_only(dtype: torch.dtype) -> None:
+    head = XPressRefiner(XPressConfig(vocab_size=32, hidden_size=16, rank=8, block_size=5))
+    with pytest.raises(ValueError, match="dtype must be float32, bfloat16 or float16"):
+        head.fold(dtype)
+
+
+@pytest.mark.parametrize("backend", ["ops", "reference"])
+def test_a_cast_mixer_is_refused(backend: str) -> None:
+    head = XPressRefiner(XPressConfig(vocab_size=32, hidden_size=16, rank=8, block_size=5))
+    cast = head.fold(torch.float32).bfloat16()
+    ids = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"the mixer must stay float32, got torch\.bfloat16"):
+        cast.refine(torch.zeros(1, 4, 32), torch.zeros(1, 5, 16), ids, backend=backend)
+
+
+def test_logits_of_one_block_are_not_spread_over_others() -> None:
+    head = XPressRefiner(XPressConfig(vocab_size=32, hidden_size=16, rank=8, block_size=5))
+    prev = torch.zeros(2, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="base_logits has N=1 blocks, expected hidden's 2"):
+        head(torch.zeros(1, 4, 32), torch.zeros(2, 5, 16), prev)

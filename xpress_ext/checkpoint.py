@@ -29,6 +29,9 @@ ARCHITECTURE = "Qwen3XPressModel"
 # target's own frozen matrices, which a serving stack may store again.
 _BORROWED = ("embed_tokens.weight", "lm_head.weight", "t2d")
 
+_WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_OFFSET_TYPES = (torch.int64, torch.int32)
+
 
 class CheckpointError(ValueError):
     """A folder is not a checkpoint that can be loaded; the message names what is wrong."""
@@ -69,6 +72,8 @@ def load_checkpoint(
     dtype: type of the parameters in memory; None keeps the stored one. Modules come in evaluation
     mode. Raises FileNotFoundError and CheckpointError.
     """
+    if dtype not in (None, *_WEIGHT_TYPES):
+        raise ValueError(f"dtype is {dtype}, expected None or one of {_WEIGHT_TYPES}")
     folder = Path(path)
     keys = _read_config(folder / CONFIG_FILE)
     tensors = _read_weights(folder / WEIGHTS_FILE)
@@ -139,7 +144,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         )
     try:
         keys = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(keys, dict):
         raise CheckpointError(f"{path} holds {type(keys).__name__}, expected an object")
@@ -197,14 +202,17 @@ def _empty_refiner(
             "the checkpoint has a reduced draft vocabulary "
             f"({config.draft_vocab_size} of {config.vocab_size}) and no d2t"
         )
-    d2t = d2t.long()
-    if d2t.shape == (config.draft_vocab_size,):
-        ids = d2t + torch.arange(len(d2t), device=d2t.device)
-        if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
-            raise CheckpointError(
-                f"d2t leads to ids {int(ids.min())} to {int(ids.max())}, expected "
-                f"0 to {config.vocab_size - 1}"
-            )
+    if d2t.shape != (config.draft_vocab_size,) or d2t.dtype not in _OFFSET_TYPES:
+        raise CheckpointError(
+            f"d2t has shape {list(d2t.shape)} and type {d2t.dtype}, expected integers of shape "
+            f"{[config.draft_vocab_size]}"
+        )
+    ids = d2t.long() + torch.arange(len(d2t), device=d2t.device)
+    if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
+        raise CheckpointError(
+            f"d2t leads to ids {int(ids.min())} to {int(ids.max())}, expected "
+            f"0 to {config.vocab_size - 1}"
+        )
     return XPressRefiner(config, torch.empty(d2t.shape, dtype=torch.long, device="meta"))
 
 
@@ -231,6 +239,9 @@ def _check_tensors(
         shape = tuple(tensors[name].shape)
         if shape != expected[name]:
             problems.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
+        types = _OFFSET_TYPES if name == "d2t" else _WEIGHT_TYPES
+        if tensors[name].dtype not in types:
+            problems.append(f"{name} is stored as {tensors[name].dtype}, expected one of {types}")
     if problems:
         raise CheckpointError(f"{path}: {'; '.join(problems)}")
 

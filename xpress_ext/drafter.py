@@ -9,6 +9,7 @@ Module and parameter names are those of the public dFlash checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -64,8 +65,24 @@ class DFlashConfig:
             "num_attention_heads",
             "num_key_value_heads",
             "vocab_size",
+            "num_target_layers",
+            "block_size",
+            "max_position_embeddings",
         ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a positive integer")
+            value = getattr(self, name)
+            valid = _is_int(value) and 1 <= value < 2**31
+            _require(valid, name, value, "a positive integer below 2^31")
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            valid = isinstance(value, float) or _is_int(value)
+            _require(valid and 0 < value < math.inf, name, value, "a positive number")
+        _require(_is_int(self.mask_token_id), "mask_token_id", self.mask_token_id, "an integer")
+        _require(
+            all(_is_int(i) for i in self.target_layer_ids),
+            "target_layer_ids",
+            list(self.target_layer_ids),
+            "integers",
+        )
         _require(2 <= self.block_size <= 32, "block_size", self.block_size, "2 to 32")
         _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
         _require(
@@ -89,7 +106,7 @@ class DFlashConfig:
         )
         if self.draft_vocab_size is not None:
             _require(
-                1 <= self.draft_vocab_size <= self.vocab_size,
+                _is_int(self.draft_vocab_size) and 1 <= self.draft_vocab_size <= self.vocab_size,
                 "draft_vocab_size",
                 self.draft_vocab_size,
                 f"1 to vocab_size = {self.vocab_size}",
@@ -100,6 +117,7 @@ class DFlashConfig:
         """Read format B's config keys; unrelated keys are ignored, unsupported values refused."""
         _refuse_unsupported(keys)
         dflash = keys.get("dflash_config", {})
+        _require(isinstance(dflash, Mapping), "dflash_config", dflash, "an object")
         needed = [
             "hidden_size",
             "intermediate_size",
@@ -115,8 +133,11 @@ class DFlashConfig:
         ]
         if missing:
             raise ValueError(f"the drafter's config lacks {', '.join(missing)}")
-        layer_ids = tuple(dflash["target_layer_ids"])
-        heads = keys["num_attention_heads"]
+        layer_ids, heads = dflash["target_layer_ids"], keys["num_attention_heads"]
+        valid = isinstance(layer_ids, list | tuple) and all(_is_int(i) for i in layer_ids)
+        _require(valid and len(layer_ids) > 0, "target_layer_ids", layer_ids, "a list of integers")
+        for name, value in (("num_attention_heads", heads), ("hidden_size", keys["hidden_size"])):
+            _require(_is_int(value) and value >= 1, name, value, "a positive integer")
         return cls(
             hidden_size=keys["hidden_size"],
             intermediate_size=keys["intermediate_size"],
@@ -126,7 +147,7 @@ class DFlashConfig:
             head_dim=keys.get("head_dim") or keys["hidden_size"] // heads,
             vocab_size=keys["vocab_size"],
             num_target_layers=keys.get("num_target_layers", max(layer_ids) + 1),
-            target_layer_ids=layer_ids,
+            target_layer_ids=tuple(layer_ids),
             mask_token_id=dflash["mask_token_id"],
             block_size=keys.get("block_size", 16),
             rms_norm_eps=keys.get("rms_norm_eps", 1e-6),
@@ -170,9 +191,13 @@ def _require(condition: bool, name: str, value: object, expected: str) -> None:
         raise ValueError(f"{name} is {value}, expected {expected}")
 
 
-def _rope_theta(keys: Mapping[str, Any]) -> float:
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _rope_theta(keys: Mapping[str, Any]) -> Any:
     rope = keys.get("rope_parameters") or {}
-    return float(keys.get("rope_theta", rope.get("rope_theta", 1e6)))
+    return keys.get("rope_theta", rope.get("rope_theta", 1e6))
 
 
 def _refuse_unsupported(keys: Mapping[str, Any]) -> None:

@@ -153,7 +153,7 @@ def top_candidates(base_logits: Tensor, C: int) -> tuple[Tensor, Tensor]:
         C: candidates per slot, from 1 to min(V, 1024).
 
     Returns:
-        ids [N,D,C] int64 draft ids, and their logits [N,D,C] fp32.
+        ids [N,D,C] int64 draft ids, and their logits [N,D,C] fp32 (-0 has become +0).
 
     Raises:
         ValueError: C is out of range.
@@ -165,7 +165,7 @@ def top_candidates(base_logits: Tensor, C: int) -> tuple[Tensor, Tensor]:
     # Keys are unique, so no sort needs to be stable.
     keys = argmax_key(values, torch.arange(values.shape[-1], device=values.device))
     ids = _ID_MASK - (keys.topk(C, dim=-1).values & _ID_MASK)
-    return ids, values.gather(-1, ids)
+    return ids, values.gather(-1, ids) + 0.0
 
 
 def refined_logits(z: Tensor, base_logits: Tensor, readout: Tensor) -> Tensor:

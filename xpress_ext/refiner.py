@@ -133,6 +133,10 @@ class XPressRefiner(nn.Module):
             ValueError: an argument does not have the head's shapes.
         """
         config = self.config
+        if len(base_logits) != len(hidden):
+            raise ValueError(
+                f"base_logits has N={len(base_logits)} blocks, expected hidden's {len(hidden)}"
+            )
         _check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
         return base_logits + self.w2(self.latent(hidden, prev)[:, 1:])
 
@@ -145,7 +149,12 @@ class XPressRefiner(nn.Module):
 
         Returns:
             The head for inference, on the same device.
+
+        Raises:
+            ValueError: another type.
         """
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"dtype must be float32, bfloat16 or float16, got {dtype}")
         rank = self.config.rank
         w_h, w_g, w_e = self.in_proj.weight.double().split(rank, dim=1)
         hidden_proj = torch.stack(
@@ -279,6 +288,11 @@ class FoldedRefiner(nn.Module):
             IndexError, RuntimeError: an id is outside its table; a type or device is wrong.
         """
         config = self.config
+        if self.mixer.dtype != torch.float32:
+            raise ValueError(
+                f"the mixer must stay float32, got {self.mixer.dtype}: do not cast a "
+                "FoldedRefiner, fold(dtype) gives its weights a type"
+            )
         _check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
         if num_passes is None:
             num_passes = config.num_drafted if exact else config.num_passes
