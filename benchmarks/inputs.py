@@ -22,10 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KINDS = ("worst", "mild")
 
@@ -58,19 +61,15 @@ _DEMOTED = 6.0  # planted tokens of other slots stay this far below the best oth
 
 
 @dataclass(frozen=True)
-class PlantedHead:
-    """Folded weights with the planted direction, and the two pools of tokens that carry it."""
+class FoldedWeights:
+    """Folded refiner weights as ``jacobi_refine`` takes them (method.md 3)."""
 
-    shape: HeadShape
     hidden_proj: Tensor  # [2, r, H]
     token_table: Tensor  # [V, r]
     mixer: Tensor  # [B, B, r] fp32
     mlp_gate_up: Tensor  # [2m, r]
     mlp_down: Tensor  # [r, m]
     readout: Tensor  # [V, r]
-    wrong: Tensor  # [B-1] int64, ids that lean towards -u
-    right: Tensor  # [B-1] int64, ids that lean towards +u
-    anchors: Tensor  # [2] int64, ids that lean towards +u and are drafted nowhere
 
     def weights(self) -> tuple[Tensor, ...]:
         """The six weight arguments of ``jacobi_refine``, in its order."""
@@ -83,10 +82,20 @@ class PlantedHead:
             self.readout,
         )
 
-    def to(self, dtype: torch.dtype) -> PlantedHead:
-        """The same head with weights of another type; the mixer stays fp32."""
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same with weights of another type; the mixer stays fp32."""
         names = ("hidden_proj", "token_table", "mlp_gate_up", "mlp_down", "readout")
         return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
+
+
+@dataclass(frozen=True)
+class PlantedHead(FoldedWeights):
+    """Folded weights with the planted direction, and the two pools of tokens that carry it."""
+
+    shape: HeadShape
+    wrong: Tensor  # [B-1] int64, ids that lean towards -u
+    right: Tensor  # [B-1] int64, ids that lean towards +u
+    anchors: Tensor  # [2] int64, ids that lean towards +u and are drafted nowhere
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from benchmarks.inputs import (
     planted_blocks,
     planted_head,
 )
-from benchmarks.peers import CandidateLoop, FoldedWeights, FullLoop
+from benchmarks.peers import CandidateLoop, FullLoop
 from benchmarks.timing import (
     MATRIX_FLAGS,
     Ceilings,
@@ -84,10 +84,9 @@ def our_line(head: PlantedHead, dtype: str, C: int = 0, exact: bool = False) -> 
 
 def peer_lines(head: PlantedHead, C: int, modes: Sequence[str]) -> list[Line]:
     """The torch peers: full vocabulary in two types and forms, and candidates."""
-    base = FoldedWeights(*head.weights())
     lines = []
     for dtype in ("fp32", "bf16"):
-        weights = base.to(DTYPES[dtype])
+        weights = head.to(DTYPES[dtype])
         for mode in modes:
             # bf16 products have one fast form only: oneDNN's linear.
             for form in ("plain", "tiles") if dtype == "fp32" else ("plain",):

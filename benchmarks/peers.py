@@ -27,7 +27,6 @@ The argmax is taken in two steps, tile maxima first: torch's ``amax`` is vectori
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -35,34 +34,13 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.inputs import FoldedWeights
+
 _Result = TypeVar("_Result")
 
 FORMS = ("plain", "tiles", "columns")
 MODES = ("eager", "compiled", "autotuned")
 TILE = 128  # vocabulary rows; 32 to 256 measured alike
-
-
-@dataclass(frozen=True)
-class FoldedWeights:
-    """Folded refiner weights as ``jacobi_refine`` takes them (method.md 3)."""
-
-    hidden_proj: Tensor  # [2, r, H]
-    token_table: Tensor  # [V, r]
-    mixer: Tensor  # [B, B, r] fp32
-    mlp_gate_up: Tensor  # [2m, r]
-    mlp_down: Tensor  # [r, m]
-    readout: Tensor  # [V, r]
-
-    def to(self, dtype: torch.dtype) -> FoldedWeights:
-        """A copy in another weight type; the mixer stays fp32."""
-        return FoldedWeights(
-            self.hidden_proj.to(dtype),
-            self.token_table.to(dtype),
-            self.mixer,
-            self.mlp_gate_up.to(dtype),
-            self.mlp_down.to(dtype),
-            self.readout.to(dtype),
-        )
 
 
 class Latent(torch.nn.Module):

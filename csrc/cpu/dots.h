@@ -127,16 +127,19 @@ static XPRESS_INLINE void for_each_panel_row(const T* w, int64_t ldw, const floa
   }
 }
 
+// A row of K elements as fp32.
+template <class S>
+static XPRESS_INLINE void widen_row(const S* source, int64_t K, float* out) {
+  for (int64_t k = 0; k < K; k += kLanes) store(out + k, load(source + k));
+}
+
 // Copies `rows` (<= 16) weight rows to fp32, missing rows as zeros. Worth it where a panel meets
 // several tiles of activation rows, and where the last panel of a matrix is not full.
 template <class T>
 static XPRESS_INLINE void widen_panel(const T* w, int64_t ldw, int64_t rows, int64_t K,
                                       float* panel) {
-  for (int64_t i = 0; i < kPanel; ++i) {
-    for (int64_t k = 0; k < K; k += kLanes) {
-      store(panel + i * K + k, i < rows ? load(w + i * ldw + k) : zero());
-    }
-  }
+  for (int64_t i = 0; i < rows; ++i) widen_row(w + i * ldw, K, panel + i * K);
+  for (int64_t k = rows * K; k < kPanel * K; k += kLanes) store(panel + k, zero());
 }
 
 // The dot products of `rows` activation rows with the sixteen full weight rows of a panel, widened

@@ -9,10 +9,7 @@ template <class T>
 void fuse_mix_block(const float* context, const int64_t* prev, const T* token_table,
                     const float* mixer, int64_t B, int64_t r, int64_t first, float* out) {
   alignas(64) float tokens[kMaxBlock * kMaxRank];  // [B, r], widened
-  for (int64_t j = 0; j < B; ++j) {
-    const T* row = token_table + prev[j] * r;
-    for (int64_t c = 0; c < r; c += kLanes) store(tokens + j * r + c, load(row + c));
-  }
+  for (int64_t j = 0; j < B; ++j) widen_row(token_table + prev[j] * r, r, tokens + j * r);
   for (int64_t k = first; k < B; ++k) {
     const float* m = mixer + k * B * r;
     for (int64_t c = 0; c < r; c += kLanes) {

@@ -55,9 +55,7 @@ static void for_each_z_group(const StridedRows& z, int64_t rows_per_block, int64
     const int64_t count = min64(kReadoutRows, rows - row0);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t n = (row0 + i) / rows_per_block, d = (row0 + i) % rows_per_block;
-      with_type(z.dtype, z.row(n, d), [&](auto* source) {
-        for (int64_t c = 0; c < r; c += kLanes) store(widened + i * r + c, load(source + c));
-      });
+      with_type(z.dtype, z.row(n, d), [&](auto* source) { widen_row(source, r, widened + i * r); });
       z_rows[i] = widened + i * r;
       base_rows[i] = base.row(n, d);
     }
