@@ -151,16 +151,16 @@ void readout_full(const ReadoutRows& p, const int32_t* hints, uint64_t* keys) {
   with_type(p.weight_dtype, p.readout, [&](auto* readout) {
     with_type(p.base_dtype, nullptr, [&](auto* type) {
       using S = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-      for (int64_t i = 0; i < p.rows; ++i) {
+      parallel_items(p.rows, [&](int64_t i) {
         float sums[kPanel];
         const F16 square = squares(p.z[i], p.r);
         sum_lanes_of_4(square, square, square, square, sums, 0);
         p.z_norms[i] = norm_bound(sums[0]);
         keys[i] = 0;
-        if (hints[i] < 0) continue;
+        if (hints[i] < 0) return;
         const float base = to_float(static_cast<const S*>(p.base[i])[hints[i]]);
         keys[i] = best_candidate(p.z[i], p.r, readout, hints + i, &base, 1);
-      }
+      });
       parallel_items(ceil_div(p.V, kChunk), [&](int64_t chunk) {
         const int64_t begin = chunk * kChunk, end = min64(begin + kChunk, p.V);
         for (int64_t row0 = 0; row0 < p.rows; row0 += kRowTile) {

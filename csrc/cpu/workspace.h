@@ -1,9 +1,9 @@
 // The workspace of jacobi_refine: one caller-owned buffer, cut into the arrays below.
 //
-// Size: N*B*r*16 bytes of latents, N*(B-1)*(C + B-1)*8 bytes of candidates (C*8 unless exact),
-// at most
-// N*B*64 bytes of bookkeeping, and as scratch the larger of 128*m*4 bytes and of
-// kProjectScratchBytes (one block's (B+1)*H*4 bytes where that is more). It does not depend on V.
+// Size: N*B*r*16 bytes of latents; N*(B-1)*C*8 bytes of candidates, C + B-1 of them where exact
+// mode may add some; at most N*B*64 bytes of bookkeeping; and as scratch the larger of 128*m*4
+// bytes and of kProjectScratchBytes (one block's (B+1)*H*4 bytes where that is more). It does not
+// depend on V.
 #pragma once
 
 #include <cstdint>
