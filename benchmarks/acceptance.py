@@ -30,6 +30,7 @@ from torch import Tensor
 from xpress_ext.checkpoint import load_checkpoint
 from xpress_ext.decoding import speculative_generate
 from xpress_ext.drafter import DFlashDrafter
+from xpress_ext.reference import target_ids
 from xpress_ext.refiner import FoldedRefiner, XPressRefiner
 from xpress_ext.targets import TargetNotAvailableError, load_smollm2
 from xpress_ext.training.features import BatchedTarget, Example, greedy_answers
@@ -63,7 +64,7 @@ class Models:
         """The LM head's rows of the draft vocabulary, [V, d]."""
         d2t = self.refiner.d2t
         weight = self.target.lm_head.weight
-        return weight if d2t is None else weight[torch.arange(len(d2t)) + d2t]
+        return weight if d2t is None else weight[target_ids(d2t)]
 
     def refiners(self, passes: Sequence[int], backend: str) -> dict[str, Refine]:
         """What is compared, by name."""

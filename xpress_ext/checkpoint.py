@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from xpress_ext.atomic import write_atomically
 from xpress_ext.config import XPressConfig
 from xpress_ext.drafter import DFlashConfig, DFlashDrafter
+from xpress_ext.reference import target_ids
 from xpress_ext.refiner import XPressRefiner
 
 CONFIG_FILE = "config.json"
@@ -207,7 +208,7 @@ def _empty_refiner(
             f"d2t has shape {list(d2t.shape)} and type {d2t.dtype}, expected integers of shape "
             f"{[config.draft_vocab_size]}"
         )
-    ids = d2t.long() + torch.arange(len(d2t), device=d2t.device)
+    ids = target_ids(d2t)
     if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
         raise CheckpointError(
             f"d2t leads to ids {int(ids.min())} to {int(ids.max())}, expected "

@@ -31,6 +31,7 @@ except ImportError:  # the ranges serve profilers only
     nvtx = None
 
 from xpress_ext.config import MAX_TOP_C
+from xpress_ext.reference import target_ids
 
 if TYPE_CHECKING:
     from xpress_ext.drafter import DFlashConfig, DFlashDrafter
@@ -690,7 +691,7 @@ def _draft_ids(d2t: Tensor, target_vocabulary: int) -> Tensor:
     """d2t [V] offsets -> target ids [V] int64."""
     if d2t.ndim != 1 or d2t.dtype != torch.int64:
         raise ValueError(f"d2t must be [V] int64, got {list(d2t.shape)} {d2t.dtype}")
-    ids = torch.arange(d2t.shape[0], device=d2t.device) + d2t
+    ids = target_ids(d2t)
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= target_vocabulary):
         raise ValueError(
             f"d2t leads to target ids {int(ids.min())}..{int(ids.max())}, "

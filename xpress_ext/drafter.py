@@ -69,20 +69,13 @@ class DFlashConfig:
             "block_size",
             "max_position_embeddings",
         ):
-            value = getattr(self, name)
-            valid = _is_int(value) and 1 <= value < 2**31
-            _require(valid, name, value, "a positive integer below 2^31")
+            _require_size(name, getattr(self, name))
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
             valid = isinstance(value, float) or _is_int(value)
             _require(valid and 0 < value < math.inf, name, value, "a positive number")
         _require(_is_int(self.mask_token_id), "mask_token_id", self.mask_token_id, "an integer")
-        _require(
-            all(_is_int(i) for i in self.target_layer_ids),
-            "target_layer_ids",
-            list(self.target_layer_ids),
-            "integers",
-        )
+        _require_layer_ids(self.target_layer_ids)
         _require(2 <= self.block_size <= 32, "block_size", self.block_size, "2 to 32")
         _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
         _require(
@@ -92,8 +85,7 @@ class DFlashConfig:
             f"a multiple of num_key_value_heads = {self.num_key_value_heads}",
         )
         _require(
-            len(self.target_layer_ids) >= 1
-            and all(0 <= i < self.num_target_layers for i in self.target_layer_ids),
+            all(0 <= i < self.num_target_layers for i in self.target_layer_ids),
             "target_layer_ids",
             list(self.target_layer_ids),
             f"ids from 0 to num_target_layers - 1 = {self.num_target_layers - 1}",
@@ -134,10 +126,10 @@ class DFlashConfig:
         if missing:
             raise ValueError(f"the drafter's config lacks {', '.join(missing)}")
         layer_ids, heads = dflash["target_layer_ids"], keys["num_attention_heads"]
-        valid = isinstance(layer_ids, list | tuple) and all(_is_int(i) for i in layer_ids)
-        _require(valid and len(layer_ids) > 0, "target_layer_ids", layer_ids, "a list of integers")
-        for name, value in (("num_attention_heads", heads), ("hidden_size", keys["hidden_size"])):
-            _require(_is_int(value) and value >= 1, name, value, "a positive integer")
+        # What the defaults below are computed from; the rest is checked by the constructor.
+        _require_layer_ids(layer_ids)
+        _require_size("num_attention_heads", heads)
+        _require_size("hidden_size", keys["hidden_size"])
         return cls(
             hidden_size=keys["hidden_size"],
             intermediate_size=keys["intermediate_size"],
@@ -189,6 +181,16 @@ class DFlashConfig:
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
     if not condition:
         raise ValueError(f"{name} is {value}, expected {expected}")
+
+
+def _require_size(name: str, value: Any) -> None:
+    valid = _is_int(value) and 1 <= value < 2**31
+    _require(valid, name, value, "a positive integer below 2^31")
+
+
+def _require_layer_ids(value: Any) -> None:
+    valid = isinstance(value, list | tuple) and len(value) > 0 and all(_is_int(i) for i in value)
+    _require(valid, "target_layer_ids", value, "a list of integers")
 
 
 def _is_int(value: object) -> bool:

@@ -214,6 +214,18 @@ def readout_argmax(
     return index, logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
+def target_ids(d2t: Tensor) -> Tensor:
+    """The target ids of a reduced draft vocabulary, `v + d2t[v]`.
+
+    Args:
+        d2t: [V] integer offsets.
+
+    Returns:
+        [V] int64.
+    """
+    return torch.arange(len(d2t), device=d2t.device) + d2t
+
+
 # ------------------------------------------------------------------------------------- the loops
 
 
@@ -477,8 +489,7 @@ def _check_inputs(
         _check_ids(name, ids, len(token_table), "token_table rows")
     if d2t is not None:
         _check_shape("d2t", d2t, (num_ids,))
-        targets = torch.arange(num_ids, device=d2t.device) + d2t
-        _check_ids("v + d2t[v]", targets, len(token_table), "token_table rows")
+        _check_ids("v + d2t[v]", target_ids(d2t), len(token_table), "token_table rows")
     elif num_ids > len(token_table):
         raise ValueError(
             f"readout has {num_ids} rows, more than the {len(token_table)} of token_table"

@@ -284,8 +284,8 @@ class FoldedRefiner(nn.Module):
             RefineOutput(tokens [N,B-1] int64 target ids, passes [N], full_readouts [N] int32).
 
         Raises:
-            ValueError: a shape does not fit the head, or an option is out of range.
-            IndexError, RuntimeError: an id is outside its table; a type or device is wrong.
+            ValueError: a shape, type or device does not fit, or an option is out of range.
+            IndexError: an id is outside its table.
         """
         config = self.config
         if self.mixer.dtype != torch.float32:

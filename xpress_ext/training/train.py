@@ -25,6 +25,7 @@ from xpress_ext.atomic import write_atomically
 from xpress_ext.checkpoint import save_checkpoint
 from xpress_ext.config import XPressConfig
 from xpress_ext.drafter import DFlashConfig, DFlashDrafter, default_target_layer_ids
+from xpress_ext.reference import target_ids
 from xpress_ext.refiner import XPressRefiner
 from xpress_ext.targets import load_smollm2
 from xpress_ext.training import data, losses, walk
@@ -112,8 +113,7 @@ def initial_refiner(config: XPressConfig, d2t: Tensor, embedding: Tensor) -> XPr
     projected = projected / projected.std()
     with torch.no_grad():
         refiner.w1.weight.copy_(0.05 * projected)
-        ids = torch.arange(len(d2t)) + d2t
-        refiner.w2.weight.copy_(0.02 * projected[ids])
+        refiner.w2.weight.copy_(0.02 * projected[target_ids(d2t)])
     return refiner
 
 
