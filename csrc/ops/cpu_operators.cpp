@@ -112,7 +112,7 @@ Tensor fuse_mix(const Tensor context, const Tensor prev, const Tensor token_tabl
   check_shape(mixer, "mixer", {B, B, r}, "[B, B, r]");
   const DType type = float_dtype(token_table, "token_table");
   Tensor out = empty({N, B, r}, ScalarType::Float);
-  kernels().fuse_mix({N, B, r, fp32(context, "context"),
+  kernels().fuse_mix({N, B, r, token_table.size(0), fp32(context, "context"),
                       checked_ids(prev, "prev", token_table.size(0), "the rows of token_table"),
                       weight(token_table, "token_table", type, "token_table"), type,
                       fp32(mixer, "mixer"), data<float>(out)});

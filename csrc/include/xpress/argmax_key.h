@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "xpress/dtype.h"
+
 namespace xpress {
 
-static inline uint64_t argmax_key(float logit, int64_t id) {
+XPRESS_HOST_DEVICE static inline uint64_t argmax_key(float logit, int64_t id) {
   uint32_t bits;
   if (logit != logit) {
     bits = 0xffffffffu;
@@ -23,12 +25,12 @@ static inline uint64_t argmax_key(float logit, int64_t id) {
   return (static_cast<uint64_t>(bits) << 32) | static_cast<uint32_t>(~static_cast<uint32_t>(id));
 }
 
-static inline int64_t key_id(uint64_t key) {
+XPRESS_HOST_DEVICE static inline int64_t key_id(uint64_t key) {
   return static_cast<int64_t>(~static_cast<uint32_t>(key));
 }
 
 // The logit of a key: -0 has become +0 and a NaN the canonical quiet one.
-static inline float key_logit(uint64_t key) {
+XPRESS_HOST_DEVICE static inline float key_logit(uint64_t key) {
   uint32_t bits = static_cast<uint32_t>(key >> 32);
   bits = (bits == 0xffffffffu) ? 0x7fc00000u : ((bits >> 31) ? (bits & 0x7fffffffu) : ~bits);
   float logit;

@@ -4,6 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
+// Functions of these headers that kernels call too.
+#ifdef __CUDACC__
+#define XPRESS_HOST_DEVICE __host__ __device__
+#else
+#define XPRESS_HOST_DEVICE
+#endif
+
 namespace xpress {
 
 enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
@@ -16,6 +23,8 @@ struct fp16 {
   uint16_t bits;
 };
 
-inline int64_t element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+XPRESS_HOST_DEVICE inline int64_t element_size(DType dtype) {
+  return dtype == DType::kFloat32 ? 4 : 2;
+}
 
 }  // namespace xpress

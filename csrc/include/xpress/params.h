@@ -18,7 +18,7 @@ struct StridedRows {
   int64_t stride0;
   int64_t stride1;
 
-  const void* row(int64_t i0, int64_t i1) const {
+  XPRESS_HOST_DEVICE const void* row(int64_t i0, int64_t i1) const {
     return static_cast<const char*>(data) + (i0 * stride0 + i1 * stride1) * element_size(dtype);
   }
 };
@@ -29,7 +29,9 @@ struct Ids {
   int64_t stride0;
   int64_t stride1;
 
-  int64_t at(int64_t i0, int64_t i1 = 0) const { return data[i0 * stride0 + i1 * stride1]; }
+  XPRESS_HOST_DEVICE int64_t at(int64_t i0, int64_t i1 = 0) const {
+    return data[i0 * stride0 + i1 * stride1];
+  }
 };
 
 struct ProjectHiddenParams {
@@ -59,7 +61,7 @@ struct CausalMixBackwardParams {
 };
 
 struct FuseMixParams {
-  int64_t N, B, r;
+  int64_t N, B, r, V_t;
   const float* context;     // [N, B, r]
   Ids prev;                 // [N, B] target ids
   const void* token_table;  // [V_t, r] weight type
