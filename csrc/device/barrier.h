@@ -69,27 +69,34 @@ XPRESS_DEVICE void cluster_sync() {
 #endif
 }
 
-// The counter of a grid barrier, on a cache line of its own. Zero before its first use; it may be
-// used any number of times, by any number of launches of equal grids.
+// A grid barrier, on a cache line of its own. All zero before its first use; it may then be used
+// any number of times, by any grids one after another.
 struct alignas(128) GridBarrier {
-  uint32_t arrived;
+  uint32_t arrived;     // CTAs of the round that is under way
+  uint32_t generation;  // rounds that are over
 };
 
 // All threads of the grid arrive before any leaves. Needs a cooperative launch: a CTA that is not
 // resident would be waited for without end.
 //
-// Memory order: cta_sync() orders the CTA's writes before its first thread's release-add; the
-// counter's modifications form one release sequence, so a thread whose acquire load sees all
-// arrivals also sees every write before them; the second cta_sync() hands that on to its CTA. The
-// counter only grows (modulo 2^32), and an arrival's round ends at the next multiple of the grid's
-// size, so no reset is needed that a slow CTA could miss.
+// Memory order: the first cta_sync() puts the CTA's writes before its first thread's add. The adds
+// are acquire-release on one counter, so the last CTA to arrive has seen the writes of all; it then
+// resets the counter and moves the generation on with a release, and whoever's acquire load sees
+// the new generation sees all of that. The second cta_sync() hands it to the CTA's other threads.
+// The generation was read before this CTA arrived, and the round cannot end before that, so no CTA
+// can miss the change; nobody adds to the next round before it has seen this one end, that is,
+// after the reset.
 XPRESS_DEVICE void grid_sync(GridBarrier* barrier) {
   cta_sync();
   if (thread_index() == 0) {
-    const uint32_t size = static_cast<uint32_t>(cta_count());
-    const uint32_t before = atomic_add_release(&barrier->arrived, 1);
-    const uint32_t round_end = before - before % size + size;
-    while (static_cast<int32_t>(load_acquire(&barrier->arrived) - round_end) < 0) {
+    const uint32_t generation = load_acquire(&barrier->generation);
+    const uint32_t arrived = atomic_add_acquire_release(&barrier->arrived, 1) + 1;
+    if (arrived == static_cast<uint32_t>(cta_count())) {
+      store_global(&barrier->arrived, 0u);
+      atomic_add_acquire_release(&barrier->generation, 1);
+    } else {
+      while (load_acquire(&barrier->generation) == generation) {
+      }
     }
   }
   cta_sync();

@@ -113,9 +113,9 @@ XPRESS_DEVICE uint32_t atomic_add_shared(uint32_t* address, uint32_t value) {
 #endif
 }
 
-// Adds to a counter in global memory; what this thread wrote before is seen by whoever reads the
-// sum with load_acquire().
-XPRESS_DEVICE uint32_t atomic_add_release(uint32_t* address, uint32_t value) {
+// Adds to a counter in global memory and returns what was there. Acquire and release: what this
+// thread wrote before is seen by whoever sees the sum by an acquire, and the other way round.
+XPRESS_DEVICE uint32_t atomic_add_acquire_release(uint32_t* address, uint32_t value) {
 #ifdef XPRESS_EMULATE
   emulator::check_atomic(address, sizeof(uint32_t));
   const uint32_t before = *address;
