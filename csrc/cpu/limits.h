@@ -1,19 +1,16 @@
-// Limits and scratch sizes of the CPU backend, independent of the instruction set.
+// Scratch sizes of the CPU backend, independent of the instruction set.
 #pragma once
 
 #include <cstdint>
 
+#include "xpress/limits.h"
 #include "xpress/params.h"
 
 namespace xpress::cpu {
 
-constexpr int64_t kMaxBlock = 32;
-constexpr int64_t kMaxBlocks = int64_t{1} << 26;  // N; rows n * D + d are held in 32 bits
-constexpr int64_t kMaxRank = 512;
-constexpr int64_t kMaxCandidates = 1024;  // MAX_TOP_C of xpress_ext/config.py
-constexpr int64_t kSelectSlack = 512;     // keys gathered beyond C before the least are dropped
-constexpr int64_t kMlpRows = 128;         // rows that share one sweep over the MLP's weights
-constexpr int64_t kReadoutRows = 256;     // rows that share one sweep over W_r in the operators
+constexpr int64_t kSelectSlack = 512;  // keys gathered beyond C before the least are dropped
+constexpr int64_t kMlpRows = 128;      // rows that share one sweep over the MLP's weights
+constexpr int64_t kReadoutRows = 256;  // rows that share one sweep over W_r in the operators
 constexpr int64_t kProjectScratchBytes = 2 << 20;
 
 // Blocks that project_hidden widens at a time: at least one.

@@ -1,6 +1,6 @@
 #include "checks.h"
 
-#include "cpu/limits.h"
+#include "xpress/limits.h"
 
 namespace xpress::ops {
 
@@ -56,11 +56,37 @@ void check_given(const Tensor& tensor, const char* name) {
   if (!tensor.defined()) fail_value(name, " is None; expected a tensor");
 }
 
-const char* device_name(const Tensor& tensor) {
-  return tensor.is_cpu() ? "the CPU" : tensor.is_cuda() ? "a CUDA device" : "another device";
+std::string device_name(const Tensor& tensor) {
+  if (tensor.is_cpu()) return "the CPU";
+  if (tensor.is_cuda()) return "cuda:" + std::to_string(tensor.get_device_index());
+  return "another device";
+}
+
+bool is_on(const Tensor& tensor, DeviceType type) {
+  return type == DeviceType::CPU ? tensor.is_cpu() : tensor.is_cuda();
 }
 
 }  // namespace
+
+int32_t common_device(DeviceType type, const std::vector<Named>& tensors) {
+  const Named* first = nullptr;
+  for (const Named& named : tensors) {
+    if (named.tensor == nullptr) continue;
+    check_given(*named.tensor, named.name);
+    if (first == nullptr && is_on(*named.tensor, type)) first = &named;
+  }
+  const char* kind = type == DeviceType::CPU ? "the CPU" : "a CUDA device";
+  for (const auto& [tensor, name] : tensors) {
+    if (tensor == nullptr) continue;
+    if (first == nullptr) fail_value(name, " is on ", device_name(*tensor), "; expected ", kind);
+    if (is_on(*tensor, type) && tensor->get_device_index() == first->tensor->get_device_index()) {
+      continue;
+    }
+    fail_value(name, " is on ", device_name(*tensor), "; expected ", device_name(*first->tensor),
+               ", where ", first->name, " is; move all to one device");
+  }
+  return first == nullptr ? 0 : first->tensor->get_device_index();
+}
 
 void check_dim(const Tensor& tensor, const char* name, int64_t dim, const char* letters) {
   check_given(tensor, name);
@@ -84,14 +110,6 @@ void check_shape(const Tensor& tensor, const char* name, std::initializer_list<i
   if (!equal) {
     fail_value(name, " has shape ", shape_text(tensor), "; expected ", letters, " = [",
                wanted.str(), "]");
-  }
-}
-
-void check_cpu(const Tensor& tensor, const char* name) {
-  check_given(tensor, name);
-  if (!tensor.is_cpu()) {
-    fail_value(name, " is on ", device_name(tensor),
-               "; expected the CPU, where other arguments are; move all to one device");
   }
 }
 
@@ -140,7 +158,6 @@ const char* name_of(DType dtype) {
 }  // namespace
 
 const void* weight(const Tensor& tensor, const char* name, DType expected, const char* type_of) {
-  check_cpu(tensor, name);
   if (float_dtype(tensor, name) != expected) {
     fail_value(name, " has dtype ", dtype_name(tensor.scalar_type()), "; expected ",
                name_of(expected), ", the dtype of ", type_of, " (all weights are of one dtype)");
@@ -156,37 +173,53 @@ const void* weight(const Tensor& tensor, const char* name, DType expected, const
 }
 
 const float* fp32(const Tensor& tensor, const char* name) {
-  check_cpu(tensor, name);
   check_dtype(tensor, name, ScalarType::Float);
   check_contiguous(tensor, name);
   return static_cast<const float*>(tensor.const_data_ptr());
 }
 
 StridedRows strided_rows(const Tensor& tensor, const char* name) {
-  check_cpu(tensor, name);
   const DType dtype = float_dtype(tensor, name);
   check_inner_stride(tensor, name);
   const int64_t rows = tensor.dim() - 2;
   return {tensor.const_data_ptr(), dtype, rows > 0 ? tensor.stride(0) : 0, tensor.stride(rows)};
 }
 
-Ids checked_ids(const Tensor& tensor, const char* name, int64_t limit, const char* table) {
-  check_cpu(tensor, name);
+Ids ids_of(const Tensor& tensor, const char* name) {
   check_dtype(tensor, name, ScalarType::Long);
-  const bool matrix = tensor.dim() == 2;
-  const Ids ids{static_cast<const int64_t*>(tensor.const_data_ptr()), tensor.stride(0),
-                matrix ? tensor.stride(1) : 0};
-  for (int64_t i = 0; i < tensor.size(0); ++i) {
-    for (int64_t j = 0; j < (matrix ? tensor.size(1) : 1); ++j) {
-      const int64_t id = ids.at(i, j);
-      if (id >= 0 && id < limit) continue;
-      std::ostringstream position;
-      position << "[" << i;
-      if (matrix) position << ", " << j;
-      fail_index(name, position.str(), "] is ", id, "; expected 0 <= id < ", limit, ", ", table);
+  return {static_cast<const int64_t*>(tensor.const_data_ptr()), tensor.stride(0),
+          tensor.dim() == 2 ? tensor.stride(1) : 0};
+}
+
+void check_ids(const Tensor& tensor, const char* name, int64_t limit, const char* table) {
+  const auto* ids = static_cast<const int64_t*>(tensor.const_data_ptr());
+  // As [n0, n1, n2], with leading dimensions of 1.
+  int64_t size[3] = {1, 1, 1}, stride[3] = {0, 0, 0};
+  const int64_t skipped = 3 - tensor.dim();
+  for (int64_t d = skipped; d < 3; ++d) {
+    size[d] = tensor.size(d - skipped), stride[d] = tensor.stride(d - skipped);
+  }
+  for (int64_t i0 = 0; i0 < size[0]; ++i0) {
+    for (int64_t i1 = 0; i1 < size[1]; ++i1) {
+      for (int64_t i2 = 0; i2 < size[2]; ++i2) {
+        const int64_t id = ids[i0 * stride[0] + i1 * stride[1] + i2 * stride[2]];
+        if (id >= 0 && id < limit) continue;
+        const int64_t position[3] = {i0, i1, i2};
+        std::ostringstream where;
+        for (int64_t d = skipped; d < 3; ++d) where << (d > skipped ? ", " : "[") << position[d];
+        fail_index(name, where.str(), "] is ", id, "; expected 0 <= id < ", limit, ", ", table);
+      }
     }
   }
-  return ids;
+}
+
+void check_offsets(const Tensor& tensor, const char* name, int64_t limit, const char* table) {
+  const auto* offsets = static_cast<const int64_t*>(tensor.const_data_ptr());
+  for (int64_t v = 0; v < tensor.numel(); ++v) {
+    if (offsets[v] >= -v && offsets[v] < limit - v) continue;
+    fail_index(name, "[", v, "] is ", offsets[v], "; expected 0 <= v + ", name, "[v] < ", limit,
+               ", ", table);
+  }
 }
 
 namespace {
@@ -207,7 +240,7 @@ Bytes bytes_of(const Tensor& tensor) {
 }
 
 void check_pair(const Named& output, const Named& other) {
-  if (other.tensor == nullptr || !other.tensor->is_cpu()) return;
+  if (other.tensor == nullptr) return;
   const Bytes a = bytes_of(*output.tensor), b = bytes_of(*other.tensor);
   if (a.begin < b.end && b.begin < a.end) {
     fail_value(output.name, " shares memory with ", other.name,
@@ -217,29 +250,28 @@ void check_pair(const Named& output, const Named& other) {
 
 }  // namespace
 
-void check_apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) {
-  for (const Named* output = outputs.begin(); output != outputs.end(); ++output) {
-    for (const Named* other = outputs.begin(); other != output; ++other)
-      check_pair(*output, *other);
-    for (const Named& input : inputs) check_pair(*output, input);
+void check_apart(const std::vector<Named>& outputs, const std::vector<Named>& inputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) check_pair(outputs[i], outputs[j]);
+    for (const Named& input : inputs) check_pair(outputs[i], input);
   }
 }
 
 void check_blocks(int64_t N, const char* name) {
-  if (N < 0 || N > cpu::kMaxBlocks) {
-    fail_value(name, " has N = ", N, " blocks; expected 0 <= N <= ", cpu::kMaxBlocks);
+  if (N < 0 || N > kMaxBlocks) {
+    fail_value(name, " has N = ", N, " blocks; expected 0 <= N <= ", kMaxBlocks);
   }
 }
 
 void check_block(int64_t B, const char* name) {
-  if (B < 2 || B > cpu::kMaxBlock) {
-    fail_value(name, " has block size B = ", B, "; expected 2 <= B <= ", cpu::kMaxBlock);
+  if (B < 2 || B > kMaxBlock) {
+    fail_value(name, " has block size B = ", B, "; expected 2 <= B <= ", kMaxBlock);
   }
 }
 
 void check_rank(int64_t r, const char* name) {
-  if (r < 32 || r > cpu::kMaxRank || r % 32 != 0) {
-    fail_value(name, " has rank r = ", r, "; expected a multiple of 32 up to ", cpu::kMaxRank,
+  if (r < 32 || r > kMaxRank || r % 32 != 0) {
+    fail_value(name, " has rank r = ", r, "; expected a multiple of 32 up to ", kMaxRank,
                "; pad with zeros, as XPressRefiner.fold() does");
   }
 }

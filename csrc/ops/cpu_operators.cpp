@@ -1,14 +1,8 @@
-// The CPU side of the torch layer: checks arguments, allocates outputs and scratch, fills the
-// parameter structs and calls csrc/cpu. No arithmetic.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
+// The operators for tensors in the CPU's memory.
+#include <algorithm>
 
-#include <tuple>
-#include <vector>
-
-#include "checks.h"
 #include "cpu/dispatch.h"
-#include "xpress/params.h"
+#include "operators.h"
 
 namespace xpress::cpu {
 
@@ -24,212 +18,54 @@ namespace {
 
 using cpu::kernels;
 
-Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
-  return torch::stable::empty({sizes.begin(), sizes.size()}, dtype);
-}
+struct CpuBackend {
+  static constexpr int64_t kWorkspaceAlignment = 64;
 
-Tensor scratch(int64_t bytes) { return empty({bytes}, ScalarType::Byte); }
-
-template <class T>
-T* data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.mutable_data_ptr());
-}
-
-Tensor project_hidden(const Tensor hidden, const Tensor hidden_proj) {
-  check_dim(hidden, "hidden", 3, "[N, B, H]");
-  const int64_t N = hidden.size(0), B = hidden.size(1), H = hidden.size(2);
-  check_dim(hidden_proj, "hidden_proj", 3, "[2, r, H]");
-  const int64_t r = hidden_proj.size(1);
-  check_shape(hidden_proj, "hidden_proj", {2, r, H}, "[2, r, H]");
-  check_block(B, "hidden");
-  check_rank(r, "hidden_proj");
-  check_multiple_of_32(H, "H", "hidden");
-  const StridedRows rows = strided_rows(hidden, "hidden");
-  const DType type = float_dtype(hidden_proj, "hidden_proj");
-  const void* proj = weight(hidden_proj, "hidden_proj", type, "hidden_proj");
-  Tensor out = empty({N, B, r}, ScalarType::Float);
-  if (N == 0) return out;
-  Tensor temporary = scratch(cpu::project_scratch_bytes(N, B, H));
-  kernels().project_hidden({N, B, H, r, rows, proj, type, data<float>(out)}, data<void>(temporary));
-  return out;
-}
-
-// fp32, or fp64 so that gradients can be checked.
-bool check_mix_dtypes(const Tensor& x, const Tensor& mixer) {
-  const bool is_double = x.scalar_type() == ScalarType::Double;
-  if (!is_double) check_dtype(x, "x", ScalarType::Float);
-  check_dtype(mixer, "mixer", x.scalar_type());
-  return is_double;
-}
-
-void check_mix(const Tensor& x, const Tensor& mixer) {
-  check_dim(x, "x", 3, "[N, B, r]");
-  const int64_t B = x.size(1), r = x.size(2);
-  check_block(B, "x");
-  check_rank(r, "x");
-  check_shape(mixer, "mixer", {B, B, r}, "[B, B, r]");
-  check_cpu(x, "x");
-  check_cpu(mixer, "mixer");
-  check_contiguous(x, "x");
-  check_contiguous(mixer, "mixer");
-}
-
-Tensor causal_mix(const Tensor x, const Tensor mixer) {
-  check_mix(x, mixer);
-  const bool is_double = check_mix_dtypes(x, mixer);
-  Tensor out = empty({x.size(0), x.size(1), x.size(2)}, x.scalar_type());
-  kernels().causal_mix({x.size(0), x.size(1), x.size(2), is_double, x.const_data_ptr(),
-                        mixer.const_data_ptr(), data<void>(out)});
-  return out;
-}
-
-std::tuple<Tensor, Tensor> causal_mix_backward(const Tensor grad_out, const Tensor x,
-                                               const Tensor mixer) {
-  check_mix(x, mixer);
-  const bool is_double = check_mix_dtypes(x, mixer);
-  const int64_t N = x.size(0), B = x.size(1), r = x.size(2);
-  check_shape(grad_out, "grad_out", {N, B, r}, "[N, B, r]");
-  check_cpu(grad_out, "grad_out");
-  check_dtype(grad_out, "grad_out", x.scalar_type());
-  check_contiguous(grad_out, "grad_out");
-  Tensor grad_x = empty({N, B, r}, x.scalar_type());
-  Tensor grad_mixer = empty({B, B, r}, x.scalar_type());
-  kernels().causal_mix_backward({N, B, r, is_double, grad_out.const_data_ptr(), x.const_data_ptr(),
-                                 mixer.const_data_ptr(), data<void>(grad_x),
-                                 data<void>(grad_mixer)});
-  return {grad_x, grad_mixer};
-}
-
-Tensor fuse_mix(const Tensor context, const Tensor prev, const Tensor token_table,
-                const Tensor mixer) {
-  check_dim(context, "context", 3, "[N, B, r]");
-  const int64_t N = context.size(0), B = context.size(1), r = context.size(2);
-  check_block(B, "context");
-  check_rank(r, "context");
-  check_dim(token_table, "token_table", 2, "[V_t, r]");
-  check_shape(token_table, "token_table", {token_table.size(0), r}, "[V_t, r]");
-  check_shape(prev, "prev", {N, B}, "[N, B]");
-  check_shape(mixer, "mixer", {B, B, r}, "[B, B, r]");
-  const DType type = float_dtype(token_table, "token_table");
-  Tensor out = empty({N, B, r}, ScalarType::Float);
-  kernels().fuse_mix({N, B, r, token_table.size(0), fp32(context, "context"),
-                      checked_ids(prev, "prev", token_table.size(0), "the rows of token_table"),
-                      weight(token_table, "token_table", type, "token_table"), type,
-                      fp32(mixer, "mixer"), data<float>(out)});
-  return out;
-}
-
-Tensor refiner_mlp(const Tensor c, const Tensor mlp_gate_up, const Tensor mlp_down) {
-  check_dim(c, "c", 3, "[N, B, r]");
-  const int64_t r = c.size(2);
-  check_rank(r, "c");
-  check_dim(mlp_down, "mlp_down", 2, "[r, m]");
-  const int64_t m = mlp_down.size(1);
-  check_multiple_of_32(m, "m", "mlp_down");
-  check_shape(mlp_down, "mlp_down", {r, m}, "[r, m]");
-  check_shape(mlp_gate_up, "mlp_gate_up", {2 * m, r}, "[2m, r]");
-  const DType type = float_dtype(mlp_gate_up, "mlp_gate_up");
-  const void* gate_up = weight(mlp_gate_up, "mlp_gate_up", type, "mlp_gate_up");
-  const void* down = weight(mlp_down, "mlp_down", type, "mlp_gate_up");
-  const float* rows = fp32(c, "c");
-  Tensor out = empty({c.size(0), c.size(1), r}, mlp_gate_up.scalar_type());
-  Tensor temporary = scratch(cpu::mlp_scratch_bytes(r, m));
-  kernels().refiner_mlp({c.size(0) * c.size(1), r, m, rows, gate_up, down, type, data<void>(out)},
-                        data<void>(temporary));
-  return out;
-}
-
-std::tuple<Tensor, Tensor> top_candidates(const Tensor base_logits, int64_t C) {
-  check_dim(base_logits, "base_logits", 3, "[N, D, V]");
-  const int64_t N = base_logits.size(0), D = base_logits.size(1), V = base_logits.size(2);
-  check_vocabulary(V, "base_logits");
-  const int64_t limit = V < cpu::kMaxCandidates ? V : cpu::kMaxCandidates;
-  if (C < 1 || C > limit) {
-    fail_value("C is ", C, "; expected 1 <= C <= min(V, ", cpu::kMaxCandidates, ") = ", limit);
+  explicit CpuBackend(const std::vector<Named>& tensors) {
+    common_device(DeviceType::CPU, tensors);
   }
-  const StridedRows rows = strided_rows(base_logits, "base_logits");
-  Tensor ids = empty({N, D, C}, ScalarType::Long);
-  Tensor logits = empty({N, D, C}, ScalarType::Float);
-  kernels().top_candidates({N, D, V, C, rows, data<int64_t>(ids), data<float>(logits)});
-  return {ids, logits};
-}
 
-// Shapes and types that readout_argmax and refined_logits share.
-void check_readout(const Tensor& z, const Tensor& base_logits, const Tensor& readout) {
-  check_dim(readout, "readout", 2, "[V, r]");
-  check_vocabulary(readout.size(0), "readout");
-  check_rank(readout.size(1), "readout");
-  float_dtype(readout, "readout");
-  check_dtype(z, "z", readout.scalar_type());
-  check_cpu(base_logits, "base_logits");
-}
-
-std::tuple<Tensor, Tensor> readout_argmax(const Tensor z, const Tensor base_logits,
-                                          const Tensor readout,
-                                          const std::optional<Tensor> candidates) {
-  check_readout(z, base_logits, readout);
-  check_dim(z, "z", 3, "[N, D, r]");
-  const int64_t N = z.size(0), D = z.size(1), V = readout.size(0), r = readout.size(1);
-  check_shape(z, "z", {N, D, r}, "[N, D, r]");
-  check_shape(base_logits, "base_logits", {N, D, V}, "[N, D, V]");
-  const DType type = float_dtype(readout, "readout");
-  const void* rows_of_readout = weight(readout, "readout", type, "readout");
-  int64_t C = 0;
-  const int64_t* ids = nullptr;
-  if (candidates.has_value()) {
-    check_dim(*candidates, "candidates", 3, "[N, D, C]");
-    C = candidates->size(2);
-    check_shape(*candidates, "candidates", {N, D, C}, "[N, D, C]");
-    if (C < 1) fail_value("candidates has C = 0 ids a slot; expected at least 1");
-    check_dtype(*candidates, "candidates", ScalarType::Long);
-    check_cpu(*candidates, "candidates");
-    check_contiguous(*candidates, "candidates");
-    ids = static_cast<const int64_t*>(candidates->const_data_ptr());
-    for (int64_t i = 0; i < N * D * C; ++i) {
-      if (ids[i] >= 0 && ids[i] < V) continue;
-      fail_index("candidates[", i / (D * C), ", ", i / C % D, ", ", i % C, "] is ", ids[i],
-                 "; expected 0 <= id < ", V, ", the rows of readout");
-    }
+  static Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
+    return torch::stable::empty({sizes.begin(), sizes.size()}, dtype);
   }
-  const StridedRows z_rows = strided_rows(z, "z");
-  const StridedRows base = strided_rows(base_logits, "base_logits");
-  Tensor index = empty({N, D}, ScalarType::Long);
-  Tensor value = empty({N, D}, ScalarType::Float);
-  if (N * D == 0) return {index, value};
-  Tensor temporary = scratch(cpu::readout_scratch_bytes(r));
-  kernels().readout_argmax({N, D, V, r, C, z_rows, base, rows_of_readout, type, ids,
-                            data<int64_t>(index), data<float>(value)},
-                           data<void>(temporary));
-  return {index, value};
-}
+  static bool checks_ids() { return true; }
+  static const Tensor& on_host(const Tensor& tensor) { return tensor; }
 
-void refined_logits_out(const Tensor z, const Tensor base_logits, const Tensor readout,
-                        Tensor out) {
-  check_readout(z, base_logits, readout);
-  check_dim(z, "z", 2, "[R, r]");
-  const int64_t R = z.size(0), V = readout.size(0), r = readout.size(1);
-  check_shape(z, "z", {R, r}, "[R, r]");
-  check_shape(base_logits, "base_logits", {R, V}, "[R, V]");
-  check_shape(out, "out", {R, V}, "[R, V]");
-  fp32(out, "out");
-  const DType type = float_dtype(readout, "readout");
-  const void* rows_of_readout = weight(readout, "readout", type, "readout");
-  const StridedRows z_rows = strided_rows(z, "z");
-  const StridedRows base = strided_rows(base_logits, "base_logits");
-  check_apart({{&out, "out"}}, {{&z, "z"}, {&base_logits, "base_logits"}, {&readout, "readout"}});
-  if (R == 0) return;
-  Tensor temporary = scratch(cpu::readout_scratch_bytes(r));
-  kernels().refined_logits({R, V, r, z_rows, base, rows_of_readout, type, data<float>(out)},
-                           data<void>(temporary));
-}
+  static int64_t project_scratch_bytes(int64_t N, int64_t B, int64_t H) {
+    return cpu::project_scratch_bytes(N, B, H);
+  }
+  static int64_t mlp_scratch_bytes(int64_t, int64_t r, int64_t m) {
+    return cpu::mlp_scratch_bytes(r, m);
+  }
+  static int64_t readout_scratch_bytes(int64_t, int64_t r) { return cpu::readout_scratch_bytes(r); }
+  static int64_t refined_scratch_bytes(int64_t r) { return cpu::readout_scratch_bytes(r); }
+  static int64_t jacobi_workspace_bytes(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m,
+                                        int64_t top_c, bool exact) {
+    return cpu::jacobi_workspace_bytes(N, B, H, r, m, top_c, exact);
+  }
 
-Tensor refined_logits(const Tensor z, const Tensor base_logits, const Tensor readout) {
-  check_dim(z, "z", 2, "[R, r]");
-  check_dim(readout, "readout", 2, "[V, r]");
-  Tensor out = empty({z.size(0), readout.size(0)}, ScalarType::Float);
-  refined_logits_out(z, base_logits, readout, out);
-  return out;
-}
+  static void project_hidden(const ProjectHiddenParams& p, void* scratch) {
+    kernels().project_hidden(p, scratch);
+  }
+  static void causal_mix(const CausalMixParams& p) { kernels().causal_mix(p); }
+  static void causal_mix_backward(const CausalMixBackwardParams& p) {
+    kernels().causal_mix_backward(p);
+  }
+  static void fuse_mix(const FuseMixParams& p) { kernels().fuse_mix(p); }
+  static void refiner_mlp(const RefinerMlpParams& p, void* scratch) {
+    kernels().refiner_mlp(p, scratch);
+  }
+  static void top_candidates(const TopCandidatesParams& p) { kernels().top_candidates(p); }
+  static void readout_argmax(const ReadoutArgmaxParams& p, void* scratch) {
+    kernels().readout_argmax(p, scratch);
+  }
+  static void refined_logits(const RefinedLogitsParams& p, void* scratch) {
+    kernels().refined_logits(p, scratch);
+  }
+  static void jacobi_refine(const JacobiRefineParams& p) { kernels().jacobi_refine(p); }
+};
+
+}  // namespace
 
 int64_t jacobi_workspace(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, int64_t top_c,
                          bool exact) {
@@ -238,192 +74,15 @@ int64_t jacobi_workspace(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, 
   check_rank(r, "the call");
   check_multiple_of_32(H, "H", "the call");
   check_multiple_of_32(m, "m", "the call");
-  if (top_c < 0 || top_c > cpu::kMaxCandidates) {
-    fail_value("top_c is ", top_c, "; expected 0 <= top_c <= ", cpu::kMaxCandidates);
+  if (top_c < 0 || top_c > kMaxCandidates) {
+    fail_value("top_c is ", top_c, "; expected 0 <= top_c <= ", kMaxCandidates);
   }
   if (exact && top_c == 0) fail_value("exact is True with top_c = 0; exact needs top_c >= 1");
-  return cpu::jacobi_workspace_bytes(N, B, H, r, m, top_c, exact);
+  return std::max(cpu::jacobi_workspace_bytes(N, B, H, r, m, top_c, exact),
+                  cuda_workspace_bytes(N, B, H, r, m, top_c, exact));
 }
 
-// Checks all inputs of jacobi_refine and fills the parameters but for outputs and workspace.
-JacobiRefineParams jacobi_params(const Tensor& base_logits, const Tensor& hidden,
-                                 const Tensor& anchor, const Tensor& predecessor,
-                                 const Tensor& hidden_proj, const Tensor& token_table,
-                                 const Tensor& mixer, const Tensor& mlp_gate_up,
-                                 const Tensor& mlp_down, const Tensor& readout, int64_t num_passes,
-                                 int64_t top_c, bool exact,
-                                 const std::optional<Tensor>& seed_tokens,
-                                 const std::optional<Tensor>& d2t) {
-  JacobiRefineParams p{};
-  check_dim(hidden, "hidden", 3, "[N, B, H]");
-  check_dim(readout, "readout", 2, "[V, r]");
-  check_dim(token_table, "token_table", 2, "[V_t, r]");
-  check_dim(mlp_down, "mlp_down", 2, "[r, m]");
-  p.N = hidden.size(0), p.B = hidden.size(1), p.H = hidden.size(2);
-  p.V = readout.size(0), p.r = readout.size(1);
-  p.V_t = token_table.size(0), p.m = mlp_down.size(1);
-  const int64_t D = p.B - 1;
-  check_blocks(p.N, "hidden");
-  check_block(p.B, "hidden");
-  check_rank(p.r, "readout");
-  check_vocabulary(p.V, "readout");
-  check_vocabulary(p.V_t, "token_table");
-  check_multiple_of_32(p.H, "H", "hidden");
-  check_multiple_of_32(p.m, "m", "mlp_down");
-  check_shape(base_logits, "base_logits", {p.N, D, p.V}, "[N, B-1, V]");
-  check_shape(anchor, "anchor", {p.N}, "[N]");
-  check_shape(predecessor, "predecessor", {p.N}, "[N]");
-  check_shape(hidden_proj, "hidden_proj", {2, p.r, p.H}, "[2, r, H]");
-  check_shape(token_table, "token_table", {p.V_t, p.r}, "[V_t, r]");
-  check_shape(mixer, "mixer", {p.B, p.B, p.r}, "[B, B, r]");
-  check_shape(mlp_gate_up, "mlp_gate_up", {2 * p.m, p.r}, "[2m, r]");
-  check_shape(mlp_down, "mlp_down", {p.r, p.m}, "[r, m]");
-
-  p.weight_dtype = float_dtype(readout, "readout");
-  p.readout = weight(readout, "readout", p.weight_dtype, "readout");
-  p.hidden_proj = weight(hidden_proj, "hidden_proj", p.weight_dtype, "readout");
-  p.token_table = weight(token_table, "token_table", p.weight_dtype, "readout");
-  p.mlp_gate_up = weight(mlp_gate_up, "mlp_gate_up", p.weight_dtype, "readout");
-  p.mlp_down = weight(mlp_down, "mlp_down", p.weight_dtype, "readout");
-  check_dtype(mixer, "mixer", ScalarType::Float);
-  p.mixer = static_cast<const float*>(weight(mixer, "mixer", DType::kFloat32, "mixer"));
-  p.base_logits = strided_rows(base_logits, "base_logits");
-  p.hidden = strided_rows(hidden, "hidden");
-
-  if (num_passes < 1) fail_value("num_passes is ", num_passes, "; expected at least 1");
-  const int64_t limit = p.V < cpu::kMaxCandidates ? p.V : cpu::kMaxCandidates;
-  if (top_c < 0 || top_c > limit) {
-    fail_value("top_c is ", top_c, "; expected 0 (the whole vocabulary) or 1 <= top_c <= min(V, ",
-               cpu::kMaxCandidates, ") = ", limit);
-  }
-  if (exact && top_c == 0) {
-    fail_value(
-        "exact is True with top_c = 0; exact needs top_c >= 1 (top_c = 0 scores the whole "
-        "vocabulary and needs no proof)");
-  }
-  if (exact && num_passes < D) {
-    fail_value("exact is True with num_passes = ", num_passes,
-               "; exact needs num_passes >= B-1 = ", D);
-  }
-  p.num_passes = num_passes, p.top_c = top_c, p.exact = exact;
-
-  const char* table = "the rows of token_table";
-  p.anchor = checked_ids(anchor, "anchor", p.V_t, table);
-  p.predecessor = checked_ids(predecessor, "predecessor", p.V_t, table);
-  if (seed_tokens.has_value()) {
-    check_shape(*seed_tokens, "seed_tokens", {p.N, D}, "[N, B-1]");
-    p.seed_tokens = checked_ids(*seed_tokens, "seed_tokens", p.V_t, table);
-  }
-  if (d2t.has_value()) {
-    check_shape(*d2t, "d2t", {p.V}, "[V]");
-    check_cpu(*d2t, "d2t");
-    check_dtype(*d2t, "d2t", ScalarType::Long);
-    check_contiguous(*d2t, "d2t");
-    p.d2t = static_cast<const int64_t*>(d2t->const_data_ptr());
-    for (int64_t v = 0; v < p.V; ++v) {
-      if (p.d2t[v] >= -v && p.d2t[v] < p.V_t - v) continue;
-      fail_index("d2t[", v, "] is ", p.d2t[v], "; expected 0 <= v + d2t[v] < ", p.V_t, ", ", table);
-    }
-  } else if (p.V > p.V_t) {
-    fail_value("readout has V = ", p.V, " rows, more than the V_t = ", p.V_t,
-               " of token_table; pass d2t, or a token_table with a row for each draft id");
-  }
-  return p;
-}
-
-void run_jacobi(JacobiRefineParams& p, const Tensor& tokens, const Tensor& passes,
-                const Tensor& full_readouts, const Tensor& workspace) {
-  p.tokens = data<int64_t>(tokens);
-  p.passes = data<int32_t>(passes);
-  p.full_readouts = data<int32_t>(full_readouts);
-  p.workspace = data<void>(workspace);
-  kernels().jacobi_refine(p);
-}
-
-std::tuple<Tensor, Tensor, Tensor> jacobi_refine(const Tensor base_logits, const Tensor hidden,
-                                                 const Tensor anchor, const Tensor predecessor,
-                                                 const Tensor hidden_proj, const Tensor token_table,
-                                                 const Tensor mixer, const Tensor mlp_gate_up,
-                                                 const Tensor mlp_down, const Tensor readout,
-                                                 int64_t num_passes, int64_t top_c, bool exact,
-                                                 const std::optional<Tensor> seed_tokens,
-                                                 const std::optional<Tensor> d2t) {
-  JacobiRefineParams p =
-      jacobi_params(base_logits, hidden, anchor, predecessor, hidden_proj, token_table, mixer,
-                    mlp_gate_up, mlp_down, readout, num_passes, top_c, exact, seed_tokens, d2t);
-  Tensor tokens = empty({p.N, p.B - 1}, ScalarType::Long);
-  Tensor passes = empty({p.N}, ScalarType::Int);
-  Tensor full_readouts = empty({p.N}, ScalarType::Int);
-  if (p.N > 0) {
-    Tensor workspace =
-        scratch(cpu::jacobi_workspace_bytes(p.N, p.B, p.H, p.r, p.m, p.top_c, p.exact));
-    run_jacobi(p, tokens, passes, full_readouts, workspace);
-  }
-  return {tokens, passes, full_readouts};
-}
-
-void jacobi_refine_out(const Tensor base_logits, const Tensor hidden, const Tensor anchor,
-                       const Tensor predecessor, const Tensor hidden_proj, const Tensor token_table,
-                       const Tensor mixer, const Tensor mlp_gate_up, const Tensor mlp_down,
-                       const Tensor readout, int64_t num_passes, int64_t top_c, bool exact,
-                       const std::optional<Tensor> seed_tokens, const std::optional<Tensor> d2t,
-                       Tensor tokens, Tensor passes, Tensor full_readouts, Tensor workspace) {
-  JacobiRefineParams p =
-      jacobi_params(base_logits, hidden, anchor, predecessor, hidden_proj, token_table, mixer,
-                    mlp_gate_up, mlp_down, readout, num_passes, top_c, exact, seed_tokens, d2t);
-  check_shape(tokens, "tokens", {p.N, p.B - 1}, "[N, B-1]");
-  check_shape(passes, "passes", {p.N}, "[N]");
-  check_shape(full_readouts, "full_readouts", {p.N}, "[N]");
-  check_dtype(tokens, "tokens", ScalarType::Long);
-  check_dtype(passes, "passes", ScalarType::Int);
-  check_dtype(full_readouts, "full_readouts", ScalarType::Int);
-  check_dtype(workspace, "workspace", ScalarType::Byte);
-  const std::initializer_list<Named> outputs = {{&tokens, "tokens"},
-                                                {&passes, "passes"},
-                                                {&full_readouts, "full_readouts"},
-                                                {&workspace, "workspace"}};
-  for (const auto& [tensor, name] : outputs) {
-    check_cpu(*tensor, name);
-    check_contiguous(*tensor, name);
-  }
-  check_apart(outputs, {{&base_logits, "base_logits"},
-                        {&hidden, "hidden"},
-                        {&anchor, "anchor"},
-                        {&predecessor, "predecessor"},
-                        {&hidden_proj, "hidden_proj"},
-                        {&token_table, "token_table"},
-                        {&mixer, "mixer"},
-                        {&mlp_gate_up, "mlp_gate_up"},
-                        {&mlp_down, "mlp_down"},
-                        {&readout, "readout"},
-                        {seed_tokens ? &*seed_tokens : nullptr, "seed_tokens"},
-                        {d2t ? &*d2t : nullptr, "d2t"}});
-  const int64_t needed = cpu::jacobi_workspace_bytes(p.N, p.B, p.H, p.r, p.m, p.top_c, p.exact);
-  if (workspace.numel() < needed) {
-    fail_value("workspace has ", workspace.numel(), " bytes; expected at least ", needed,
-               ", as torch.ops.xpress.jacobi_workspace tells");
-  }
-  if (reinterpret_cast<uintptr_t>(workspace.const_data_ptr()) % 64 != 0 && p.N > 0) {
-    fail_value("workspace is not aligned to 64 bytes; pass a tensor of its own, not a slice");
-  }
-  if (p.N > 0) run_jacobi(p, tokens, passes, full_readouts, workspace);
-}
-
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(xpress, CPU, m) {
-  m.impl("project_hidden", TORCH_BOX(&project_hidden));
-  m.impl("causal_mix", TORCH_BOX(&causal_mix));
-  m.impl("causal_mix_backward", TORCH_BOX(&causal_mix_backward));
-  m.impl("fuse_mix", TORCH_BOX(&fuse_mix));
-  m.impl("refiner_mlp", TORCH_BOX(&refiner_mlp));
-  m.impl("top_candidates", TORCH_BOX(&top_candidates));
-  m.impl("readout_argmax", TORCH_BOX(&readout_argmax));
-  m.impl("refined_logits", TORCH_BOX(&refined_logits));
-  m.impl("refined_logits.out", TORCH_BOX(&refined_logits_out));
-  m.impl("jacobi_refine", TORCH_BOX(&jacobi_refine));
-  m.impl("jacobi_refine.out", TORCH_BOX(&jacobi_refine_out));
-}
+STABLE_TORCH_LIBRARY_IMPL(xpress, CPU, m) { register_operators<CpuBackend>(m); }
 
 STABLE_TORCH_LIBRARY_IMPL(xpress, CompositeExplicitAutograd, m) {
   m.impl("jacobi_workspace", TORCH_BOX(&jacobi_workspace));

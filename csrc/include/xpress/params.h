@@ -127,7 +127,7 @@ struct JacobiRefineParams {
   int64_t* tokens;         // [N, D] target ids
   int32_t* passes;         // [N]
   int32_t* full_readouts;  // [N]
-  void* workspace;         // jacobi_workspace() bytes, 64-byte aligned
+  void* workspace;         // jacobi_workspace() bytes, aligned to 64 bytes, on a GPU to 128
 };
 
 }  // namespace xpress
