@@ -13,7 +13,11 @@ RESULTS := benchmarks/results
 
 SHELL := bash
 
-.PHONY: help demo test test-long test-install fuzz bench results lint format build environment clean
+# While working on the project a warning of the CUDA compiler is an error.
+export XPRESS_WERROR := 1
+
+.PHONY: help demo test test-long test-install fuzz bench results lint format build cuda-archs \
+        environment clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -70,6 +74,10 @@ test-install: environment
 build: $(VENV)/.installed
 	@mkdir -p build && $(PYTHON) setup.py --quiet build_ext --inplace > build/build.log 2>&1 \
 	  || { cat build/build.log; exit 1; }
+
+#: make cuda-archs    the CUDA sources, compiled for every architecture of a release
+cuda-archs: environment
+	@$(PYTHON) tools/cuda_archs.py
 
 # The package itself, editable: gives the command `xpress`.
 $(VENV)/.installed: setup.py pyproject.toml tools/build_backend/xpress_build.py | environment

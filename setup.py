@@ -19,8 +19,6 @@ from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
 from setuptools.command.build_ext import build_ext  # noqa: E402
 from setuptools.command.build_py import build_py  # noqa: E402
 
-GIGABYTE = 2**30
-
 
 class BuildPython(build_py):
     """Copies the package into an empty folder: a file deleted since must not reach a wheel."""
@@ -69,7 +67,7 @@ class BuildLibrary(build_ext):
         )
         with_cuda = "XPRESS: CUDA " in configured
         _run(
-            [ninja, "-C", str(build_dir), f"-j{_jobs(with_cuda)}"],
+            [ninja, "-C", str(build_dir), f"-j{xpress_build.jobs(with_cuda)}"],
             "the library did not compile: the compiler's messages are above",
         )
 
@@ -93,19 +91,6 @@ def _build_dir() -> Path:
     settings = [os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "LDFLAGS")]
     key = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
     return ROOT / "build" / f"cmake-{key}"
-
-
-def _jobs(with_cuda: bool) -> int:
-    """Parallel compilations. nvcc takes up to 4 GB each on kernels with heavy templates."""
-    wanted = os.environ.get("MAX_JOBS")
-    if wanted:
-        return max(1, int(wanted))
-    cores = len(os.sched_getaffinity(0))
-    if not with_cuda:
-        return cores
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    return max(1, min(cores, free // (4 * GIGABYTE)))
 
 
 def _run(command: list[str], what_failed: str) -> str:

@@ -34,6 +34,7 @@ from setuptools.build_meta import *  # noqa: F403  (the hooks that are setuptool
 
 MINIMUM_TORCH = (2, 10)
 MINIMUM_CMAKE = (3, 20)
+GIGABYTE = 2**30
 CUTLASS_REQUIREMENT = "nvidia-cutlass==4.2.0.0"
 
 
@@ -139,6 +140,19 @@ def find_cmake() -> str | None:
 def find_ninja() -> str | None:
     """A ninja that runs here."""
     return next((path for path in _programs("ninja") if _version_of(path) is not None), None)
+
+
+def jobs(with_cuda: bool) -> int:
+    """Parallel compilations; ``MAX_JOBS`` sets them. nvcc takes up to 4 GB each on templates."""
+    wanted = os.environ.get("MAX_JOBS")
+    if wanted:
+        return max(1, int(wanted))
+    cores = len(os.sched_getaffinity(0))
+    if not with_cuda:
+        return cores
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    return max(1, min(cores, free // (4 * GIGABYTE)))
 
 
 def _site_folders() -> list[Path]:
