@@ -11,9 +11,11 @@
 #include "emulator/machine.h"
 #define XPRESS_DEVICE inline
 #define XPRESS_KERNEL(max_threads) void
+#define XPRESS_UNROLL
 #else
 #define XPRESS_DEVICE __device__ __forceinline__
 #define XPRESS_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)
+#define XPRESS_UNROLL _Pragma("unroll")
 #endif
 
 namespace xpress::device {

@@ -1,0 +1,103 @@
+// The one product of this library: acc += A * B^T for 16 rows of activations A and 8 rows of
+// weights B, with the one order of accumulation that all kernels share (docs/kernels.md).
+//
+// 16-bit types: steps of 32 k, each two tensor-core products. The instruction wants from lane
+// (g = lane / 4, t = lane % 4) the values at k = 2t, 2t+1, 2t+8, 2t+9. Since the sum does not care
+// how k is numbered as long as A and B agree, product i of a step takes for these k the values at
+// 8t+4i, 8t+4i+1, 8t+4i+2, 8t+4i+3 instead: together the 16 contiguous bytes at 8t of the lane's
+// row, one load. fp32: one chain of fused multiply-adds per element, k ascending.
+//
+// In both cases a lane owns acc[0], acc[1]: row g, columns 2t and 2t+1, and acc[2], acc[3]: row
+// g+8, the same columns; and the operands come as functions (row, k) -> the 16 bytes at element k
+// of a row, so that they may lie in global memory, in shared memory or in registers.
+#pragma once
+
+#include <type_traits>
+
+#include "device/memory.h"
+#include "device/warp.h"
+
+namespace xpress::kernels {
+
+using device::Bytes16;
+
+constexpr int kProductRows = 16;
+constexpr int kProductColumns = 8;
+constexpr int kProductStep = 32;  // r, H and m are multiples of it
+
+// Rows [*, stride] in global memory.
+template <class T>
+struct GlobalRows {
+  const T* data;
+  int64_t stride;
+
+  XPRESS_DEVICE Bytes16 operator()(int row, int k) const {
+    return device::load_global(reinterpret_cast<const Bytes16*>(data + row * stride + k));
+  }
+};
+
+// Rows [*, stride] in shared memory.
+template <class T>
+struct SharedRows {
+  const T* data;
+  int stride;
+
+  XPRESS_DEVICE Bytes16 operator()(int row, int k) const {
+    return *reinterpret_cast<const Bytes16*>(data + row * stride + k);
+  }
+};
+
+// The stride at which rows of `width` elements (a multiple of 32) lie in shared memory without bank
+// conflicts: eight lanes that load together touch 64 bytes of each of two neighbouring rows, so a
+// row must end in the middle of a line of 128 bytes.
+template <class T>
+XPRESS_HOST_DEVICE constexpr int padded_stride(int width) {
+  const int bytes = width * static_cast<int>(sizeof(T));
+  return bytes % 128 == 0 ? width + 64 / static_cast<int>(sizeof(T)) : width;
+}
+
+// One step of 16-bit products, from the 16 bytes at k = 8t of rows g and g+8 of A and of row g of
+// B.
+template <class T>
+XPRESS_DEVICE void mma_step(float (&acc)[4], const Bytes16& a_low, const Bytes16& a_high,
+                            const Bytes16& b) {
+  XPRESS_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t a[4] = {a_low.word[2 * i], a_high.word[2 * i], a_low.word[2 * i + 1],
+                           a_high.word[2 * i + 1]};
+    const uint32_t columns[2] = {b.word[2 * i], b.word[2 * i + 1]};
+    device::mma_16x8x16<T>(acc, a, columns);
+  }
+}
+
+XPRESS_DEVICE float float_of(const Bytes16& bytes, int i) {
+  return device::bits_to_float(bytes.word[i]);
+}
+
+// acc += the products of k = k0 ... k0+31.
+template <class T, class A, class B>
+XPRESS_DEVICE void product_step(float (&acc)[4], const A& a, const B& b, int k0) {
+  const int g = device::lane_index() / 4, t = device::lane_index() % 4;
+  if constexpr (std::is_same_v<T, float>) {
+    for (int k = k0; k < k0 + kProductStep; k += 4) {
+      const Bytes16 a_low = a(g, k), a_high = a(g + 8, k), b0 = b(2 * t, k), b1 = b(2 * t + 1, k);
+      XPRESS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        acc[0] = device::fma(float_of(a_low, i), float_of(b0, i), acc[0]);
+        acc[1] = device::fma(float_of(a_low, i), float_of(b1, i), acc[1]);
+        acc[2] = device::fma(float_of(a_high, i), float_of(b0, i), acc[2]);
+        acc[3] = device::fma(float_of(a_high, i), float_of(b1, i), acc[3]);
+      }
+    }
+  } else {
+    mma_step<T>(acc, a(g, k0 + 8 * t), a(g + 8, k0 + 8 * t), b(g, k0 + 8 * t));
+  }
+}
+
+// acc += A * B^T over k = 0 ... width-1.
+template <class T, class A, class B>
+XPRESS_DEVICE void product(float (&acc)[4], const A& a, const B& b, int width) {
+  for (int k0 = 0; k0 < width; k0 += kProductStep) product_step<T>(acc, a, b, k0);
+}
+
+}  // namespace xpress::kernels
