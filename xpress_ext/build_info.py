@@ -12,8 +12,8 @@ import torch
 from xpress_ext._library import LIBRARY_PATH, load_library
 from xpress_ext._version import __version__
 
-# The operators that have a CUDA implementation.
-CUDA_OPERATORS: tuple[str, ...] = ()
+# The operators that a CUDA half holds.
+CUDA_OPERATORS: tuple[str, ...] = ("causal_mix",)
 
 _STATUS_OK = 0
 _STATUS_NO_KERNEL_IMAGE = 3
@@ -75,10 +75,6 @@ def build_info() -> BuildInfo:
     """
     facts = _library_facts()
     obstacle = _why_cuda_code_cannot_run(facts)
-    reason = obstacle
-    if not CUDA_OPERATORS:
-        reason = "this version has none yet, its CUDA code is a device probe only"
-        reason += f" ({obstacle})" if obstacle else ""
     return BuildInfo(
         version=__version__,
         python=platform.python_version(),
@@ -93,7 +89,7 @@ def build_info() -> BuildInfo:
         nvcc=facts["nvcc"] or None,
         cuda_runs_here=not obstacle,
         cuda_operators=() if obstacle else CUDA_OPERATORS,
-        cuda_reason=reason,
+        cuda_reason=obstacle,
         library=str(LIBRARY_PATH),
     )
 
@@ -102,6 +98,8 @@ def format_build_info(info: BuildInfo) -> str:
     """The text that ``xpress info`` prints: one fact a line, names aligned."""
     if info.cuda_operators:
         operators = ", ".join(info.cuda_operators)
+    elif info.cuda_built:
+        operators = f"in this build, but none runs here: {info.cuda_reason}"
     else:
         operators = f"none: {info.cuda_reason}"
     cuda_half = "no"

@@ -6,10 +6,17 @@ MLP width, C candidates. Weights (``hidden_proj``, ``token_table``, ``mlp_*``, `
 of one dtype, fp32, bf16 or fp16, contiguous and 16-byte aligned; the mixer is fp32; hidden states
 and base logits are fp32, bf16 or fp16 whatever the weights, with any outer strides and an innermost
 stride of 1, so ``logits[:, 1:]`` of [N,B,V] logits is taken as it is. r is a multiple of 32 up to
-512, H and m multiples of 32, B from 2 to 32.
+512, H and m multiples of 32, B from 2 to 32. All tensors of a call are on one device: the CPU, or
+a GPU where the library was built with CUDA operators (``xpress info`` tells).
 
-Bad arguments raise ``ValueError``, ids outside their table ``IndexError``; the message names the
-argument, its value and what was expected.
+Bad arguments raise ``ValueError``, a build without CUDA operators and failures of CUDA
+``RuntimeError``; the message names the argument, its value and what was expected.
+
+Ids outside their table raise ``IndexError`` on the CPU. On a GPU nothing is waited for, so a call
+can be captured in a CUDA graph, and ids are not looked at before the launch: a block with such an
+id gets the results named below, and nothing is read out of bounds. With ``XPRESS_CHECK=1`` in the
+environment a call on a GPU checks its ids first, raises as on the CPU, and waits for its own end,
+so that it also raises what CUDA reports of it.
 """
 
 from __future__ import annotations
@@ -62,7 +69,7 @@ def fuse_mix(context: Tensor, prev: Tensor, token_table: Tensor, mixer: Tensor) 
         mixer: [B,B,r] fp32.
 
     Returns:
-        c [N,B,r] fp32.
+        c [N,B,r] fp32. NaN in a block with an id outside [0,V_t), on a GPU.
     """
     return _xpress.fuse_mix(context, prev, token_table, mixer)
 
@@ -106,7 +113,8 @@ def readout_argmax(
         candidates: [N,D,C] int64 draft ids to choose among, or None for all.
 
     Returns:
-        index [N,D] int64 draft ids and value [N,D] fp32, the logits there (-0 has become +0).
+        index [N,D] int64 draft ids and value [N,D] fp32, the logits there (-0 has become +0). -1
+        and NaN in a slot with a candidate outside [0,V), on a GPU.
     """
     return _xpress.readout_argmax(z, base_logits, readout, candidates)
 
@@ -151,7 +159,7 @@ def jacobi_refine(
     """Refines a batch of drafts by Jacobi passes, greedily (docs/method.md, section 4).
 
     ``torch.ops.xpress.jacobi_refine.out`` takes the same arguments and ``tokens``, ``passes``,
-    ``full_readouts`` and ``workspace`` (uint8, 64-byte aligned, of at least
+    ``full_readouts`` and ``workspace`` (uint8, aligned to 64 bytes, on a GPU to 128, of at least
     ``torch.ops.xpress.jacobi_workspace(N, B, H, r, m, top_c, exact)`` bytes) to write to.
 
     Args:
@@ -174,7 +182,8 @@ def jacobi_refine(
 
     Returns:
         tokens [N,D] int64 target ids; passes [N] int32, the passes executed, one that found no
-        change included; full_readouts [N] int32, 0 unless exact.
+        change included; full_readouts [N] int32, 0 unless exact. On a GPU, tokens and passes of a
+        block with an id outside [0,V_t), a ``d2t`` that leads there included, are -1.
     """
     return _xpress.jacobi_refine(
         base_logits,
@@ -198,7 +207,10 @@ def jacobi_refine(
 def jacobi_workspace(
     N: int, B: int, H: int, r: int, m: int, top_c: int = 0, exact: bool = False
 ) -> int:
-    """Bytes of workspace that ``jacobi_refine.out`` needs; they do not depend on V."""
+    """Bytes of workspace that ``jacobi_refine.out`` needs; they do not depend on V.
+
+    The same for every device: what the one that needs most of this build's needs.
+    """
     return _xpress.jacobi_workspace(N, B, H, r, m, top_c, exact)
 
 
@@ -209,7 +221,8 @@ def _register_fake(name: str) -> Callable[[Callable[..., Any]], None]:
     """Registers what gives an operator's outputs their shapes, on meta and fake tensors.
 
     torch takes this way as soon as one argument is on the meta device, real ones beside it or not;
-    outputs would then come back unwritten, so such a mixture is refused.
+    outputs would then come back unwritten, so such a mixture is refused. So are fake tensors of
+    several devices, as the operators themselves refuse them.
     """
     packet, _, overload = name.partition(".")
     schema = getattr(getattr(_xpress, packet), overload or "default")._schema
@@ -233,6 +246,14 @@ def _check_one_device(arguments: dict[str, Any]) -> None:
             f"{on_meta[0]} is on the meta device, but other arguments are not; "
             "load its data, or move all to one device"
         )
+    first = next(iter(tensors))
+    expected = tensors[first].device
+    for name, tensor in tensors.items():
+        if tensor.device != expected:
+            raise ValueError(
+                f"{name} is on {tensor.device}; expected {expected}, where {first} is; "
+                "move all to one device"
+            )
 
 
 @_register_fake("project_hidden")
