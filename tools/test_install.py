@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_NVCC = "/nonexistent/nvcc"
+CUTLASS = "nvidia-cutlass"
 
 # Runs in an environment after the installation, outside the sources.
 CHECK = """
@@ -34,6 +35,16 @@ got = torch.ops.xpress.causal_mix(x, mixer)
 torch.testing.assert_close(got, reference.causal_mix(x, mixer))
 info = xpress_ext.build_info()
 print("CHECK", info.cuda_built, info.cuda_reason)
+"""
+
+# What a tensor on a GPU gets, tried without one: the operator of the GPU, called by its key.
+ON_GPU = """
+import torch, xpress_ext.ops
+key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+try:
+    torch.ops.xpress.causal_mix.default.redispatch(key, torch.ones(2, 4, 32), torch.ones(4, 4, 32))
+except (RuntimeError, ValueError) as error:
+    print("ON_GPU", error)
 """
 
 
@@ -79,6 +90,11 @@ class Environment:
         self.run("-m", "xpress_ext.cli", "info")
         return built == "True", reason
 
+    def on_gpu(self) -> str:
+        """What an operator says when it is called for a GPU with tensors that are not on one."""
+        lines = self.run("-c", ON_GPU).splitlines()
+        return next(line for line in lines if line.startswith("ON_GPU"))
+
 
 class Bench:
     """Makes environments and copies of the sources under one temporary folder."""
@@ -97,6 +113,7 @@ class Bench:
         # With the default settings, whatever the caller's are.
         environment.variables = {
             "XPRESS_CUDA": "0",
+            "XPRESS_CUTLASS_DIR": "",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PATH": f"{environment.folder}/bin:{os.environ['PATH']}",
             "VIRTUAL_ENV": str(environment.folder),
@@ -261,6 +278,8 @@ def cuda_off(bench: Bench) -> None:
     _install_in_place(environment, bench, XPRESS_CUDA="0")
     built, reason = environment.check()
     expect(not built and "XPRESS_CUDA=0" in reason, f"got {built}, {reason}")
+    said = environment.on_gpu()
+    expect("not in this build" in said and "XPRESS_CUDA=0" in said, f"got {said}")
 
 
 def cuda_required_with_nvcc(bench: Bench) -> None:
@@ -268,6 +287,31 @@ def cuda_required_with_nvcc(bench: Bench) -> None:
     _install_in_place(environment, bench, XPRESS_CUDA="1")
     built, reason = environment.check()
     expect(built and bool(reason), f"got {built}, {reason}")
+    said = environment.on_gpu()
+    expect("x is on the CPU; expected a CUDA device" in said, f"got {said}")
+
+
+def cuda_in_isolation_brings_cutlass(bench: Bench) -> None:
+    environment = _environment_with_nvcc(bench, cutlass=False)
+    environment.pip("install", str(bench.sources), XPRESS_CUDA="1")
+    built, reason = environment.check()
+    expect(built, f"the CUDA half was not built: {reason}")
+    listed = environment.pip("list")
+    expect("cutlass" not in listed, f"a package for the build alone stayed behind:\n{listed}")
+
+
+def cuda_with_a_checkout_of_cutlass(bench: Bench) -> None:
+    environment = _environment_with_nvcc(bench, cutlass=False)
+    checkout = str(distribution(CUTLASS).locate_file("cutlass_library/source"))
+    _install_in_place(environment, bench, XPRESS_CUDA="1", XPRESS_CUTLASS_DIR=checkout)
+    built, reason = environment.check()
+    expect(built, f"the CUDA half was not built: {reason}")
+
+
+def cuda_without_cutlass_fails_in_one_line(bench: Bench) -> None:
+    environment = _environment_with_nvcc(bench, cutlass=False)
+    log = _install_in_place(environment, bench, ok=False, XPRESS_CUDA="1")
+    expect_one_line(log, "the CUDA half (XPRESS_CUDA=0 builds without it) needs the headers")
 
 
 def cuda_auto_with_nvcc(bench: Bench) -> None:
@@ -334,6 +378,9 @@ CASES: tuple[Callable[[Bench], None], ...] = (
     source_distribution,
     cuda_off,
     cuda_required_with_nvcc,
+    cuda_in_isolation_brings_cutlass,
+    cuda_with_a_checkout_of_cutlass,
+    cuda_without_cutlass_fails_in_one_line,
     cuda_auto_with_nvcc,
     cuda_auto_without_nvcc,
     cuda_required_without_nvcc_fails_in_one_line,
@@ -345,9 +392,10 @@ CASES: tuple[Callable[[Bench], None], ...] = (
 )
 
 
-def _environment_with_nvcc(bench: Bench) -> Environment:
+def _environment_with_nvcc(bench: Bench, cutlass: bool = True) -> Environment:
     """An environment that finds nvcc: the machine's, or the pinned one from the package index."""
-    environment = bench.environment("setuptools", "cmake", "ninja")
+    packages = ["setuptools", "cmake", "ninja", *([CUTLASS] if cutlass else [])]
+    environment = bench.environment(*packages)
     sys.path.insert(0, str(ROOT / "tools"))
     from environment import has_toolkit, install, read_pins
 
