@@ -39,6 +39,9 @@ std::string capability_text(int capability) {
 // A Status as an exception; `name` is the operator's.
 void require_ok(Status status, const char* name, Sizes sizes) {
   if (status == Status::kOk) return;
+  // Asked in any case: told here, the error must not come up in somebody else's call.
+  const std::string error = last_cuda_error();
+  const std::string capability = capability_text(compute_capability());
   std::ostringstream call;
   call << name << "(";
   const char* separator = "";
@@ -47,19 +50,16 @@ void require_ok(Status status, const char* name, Sizes sizes) {
     separator = ", ";
   }
   call << ")";
-  const int capability = compute_capability();
   switch (status) {
     case Status::kNoKernelImage:
-      last_cuda_error();  // told here, so not again by whoever asks next
       fail(name, ": the CUDA operators of this build are for compute capability ",
-           built_architectures(), ", this GPU is ", capability_text(capability),
-           "; build xpress_ext again with TORCH_CUDA_ARCH_LIST=", capability_text(capability));
+           built_architectures(), ", but this GPU is ", capability,
+           "; build xpress_ext again with TORCH_CUDA_ARCH_LIST=", capability);
     case Status::kCudaError:
-      fail(call.str(), ": CUDA error: ", last_cuda_error());
+      fail(call.str(), ": CUDA error: ", error);
     default:
-      fail_value(call.str(), " is a call of sizes that no CUDA kernel of this build takes on a GPU",
-                 " of compute capability ", capability_text(capability),
-                 "; move the tensors to the CPU, or use smaller sizes");
+      fail_value(call.str(), ": no CUDA kernel of this build takes these sizes on a GPU of compute",
+                 " capability ", capability, "; use smaller ones, or move the tensors to the CPU");
   }
 }
 
