@@ -26,6 +26,9 @@ help:
 demo: build
 	@$(VENV)/bin/xpress demo $(ARGS)
 
+# Tests run the kernels in the emulator where there is no GPU.
+test test-long fuzz: export XPRESS_EMULATOR := 1
+
 #: make test          every test
 test: build
 	@$(PYTEST) $(ARGS)

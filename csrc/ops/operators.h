@@ -237,10 +237,8 @@ std::tuple<Tensor, Tensor> readout_argmax(const Tensor z, const Tensor base_logi
 }
 
 template <class Backend>
-void refined_logits_out(const Tensor z, const Tensor base_logits, const Tensor readout,
-                        Tensor out) {
-  const Backend backend(
-      {{&z, "z"}, {&base_logits, "base_logits"}, {&readout, "readout"}, {&out, "out"}});
+void write_refined_logits(const Backend& backend, const Tensor& z, const Tensor& base_logits,
+                          const Tensor& readout, const Tensor& out) {
   check_readout(z, readout);
   check_dim(z, "z", 2, "[R, r]");
   const int64_t R = z.size(0), V = readout.size(0), r = readout.size(1);
@@ -260,12 +258,20 @@ void refined_logits_out(const Tensor z, const Tensor base_logits, const Tensor r
 }
 
 template <class Backend>
+void refined_logits_out(const Tensor z, const Tensor base_logits, const Tensor readout,
+                        Tensor out) {
+  const Backend backend(
+      {{&z, "z"}, {&base_logits, "base_logits"}, {&readout, "readout"}, {&out, "out"}});
+  write_refined_logits(backend, z, base_logits, readout, out);
+}
+
+template <class Backend>
 Tensor refined_logits(const Tensor z, const Tensor base_logits, const Tensor readout) {
   const Backend backend({{&z, "z"}, {&base_logits, "base_logits"}, {&readout, "readout"}});
   check_dim(z, "z", 2, "[R, r]");
   check_dim(readout, "readout", 2, "[V, r]");
   Tensor out = backend.empty({z.size(0), readout.size(0)}, ScalarType::Float);
-  refined_logits_out<Backend>(z, base_logits, readout, out);
+  write_refined_logits(backend, z, base_logits, readout, out);
   return out;
 }
 
