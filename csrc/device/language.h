@@ -12,10 +12,13 @@
 #define XPRESS_DEVICE inline
 #define XPRESS_KERNEL(max_threads) void
 #define XPRESS_UNROLL
+#define XPRESS_UNROLL_BY(count)
 #else
 #define XPRESS_DEVICE __device__ __forceinline__
 #define XPRESS_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)
-#define XPRESS_UNROLL _Pragma("unroll")
+#define XPRESS_PRAGMA(text) _Pragma(#text)
+#define XPRESS_UNROLL XPRESS_PRAGMA(unroll)
+#define XPRESS_UNROLL_BY(count) XPRESS_PRAGMA(unroll count)
 #endif
 
 namespace xpress::device {
