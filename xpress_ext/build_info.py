@@ -13,7 +13,7 @@ from xpress_ext._library import LIBRARY_PATH, load_library
 from xpress_ext._version import __version__
 
 # The operators that a CUDA half holds.
-CUDA_OPERATORS: tuple[str, ...] = ("causal_mix",)
+CUDA_OPERATORS: tuple[str, ...] = ("causal_mix", "fuse_mix")
 
 _STATUS_OK = 0
 _STATUS_NO_KERNEL_IMAGE = 3
