@@ -36,6 +36,19 @@ struct GlobalRows {
   }
 };
 
+// The first `count` of rows [*, stride] in global memory; the others are zero and not read.
+template <class T>
+struct GuardedRows {
+  const T* data;
+  int64_t stride;
+  int count;
+
+  XPRESS_DEVICE Bytes16 operator()(int row, int k) const {
+    if (row >= count) return Bytes16{};
+    return device::load_global(reinterpret_cast<const Bytes16*>(data + row * stride + k));
+  }
+};
+
 // Rows [*, stride] in shared memory.
 template <class T>
 struct SharedRows {
@@ -98,6 +111,16 @@ XPRESS_DEVICE void product_step(float (&acc)[4], const A& a, const B& b, int k0)
 template <class T, class A, class B>
 XPRESS_DEVICE void product(float (&acc)[4], const A& a, const B& b, int width) {
   for (int k0 = 0; k0 < width; k0 += kProductStep) product_step<T>(acc, a, b, k0);
+}
+
+// Calls visit(row, column, value) for the four elements of a [16, 8] product that this lane owns.
+template <class Visit>
+XPRESS_DEVICE void for_each_element(const float (&acc)[4], const Visit& visit) {
+  const int g = device::lane_index() / 4, t = device::lane_index() % 4;
+  visit(g, 2 * t, acc[0]);
+  visit(g, 2 * t + 1, acc[1]);
+  visit(g + 8, 2 * t, acc[2]);
+  visit(g + 8, 2 * t + 1, acc[3]);
 }
 
 }  // namespace xpress::kernels
