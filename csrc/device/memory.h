@@ -45,6 +45,29 @@ XPRESS_DEVICE Bytes16 load_global_once(const void* address) {
 #endif
 }
 
+// 16 bytes that no kernel writes while this one runs, or zero, and nothing read, where they are not
+// wanted; without a branch, so that several of these loads can be in flight.
+XPRESS_DEVICE Bytes16 load_global_or_zero(const void* address, bool wanted) {
+#ifdef XPRESS_EMULATE
+  return wanted ? load_global(static_cast<const Bytes16*>(address)) : Bytes16{};
+#else
+  Bytes16 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(value.word[0]), "=&r"(value.word[1]), "=&r"(value.word[2]), "=&r"(value.word[3])
+      : "l"(address), "r"(static_cast<int>(wanted)));
+  return value;
+#endif
+}
+
 // Element `index` of an array of a type known at run time, as fp32.
 XPRESS_DEVICE float load_global_as_float(const void* data, DType dtype, int64_t index) {
   switch (dtype) {

@@ -36,7 +36,8 @@ struct GlobalRows {
   }
 };
 
-// The first `count` of rows [*, stride] in global memory; the others are zero and not read.
+// The first `count` of rows [*, stride] in global memory that no kernel writes while this one runs;
+// the other rows are zero and not read.
 template <class T>
 struct GuardedRows {
   const T* data;
@@ -44,8 +45,7 @@ struct GuardedRows {
   int count;
 
   XPRESS_DEVICE Bytes16 operator()(int row, int k) const {
-    if (row >= count) return Bytes16{};
-    return device::load_global(reinterpret_cast<const Bytes16*>(data + row * stride + k));
+    return device::load_global_or_zero(data + row * stride + k, row < count);
   }
 };
 
