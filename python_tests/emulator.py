@@ -1,0 +1,141 @@
+"""The operators on the emulated GPU (csrc/emulator), on torch tensors: a backend for tests.
+
+The functions have the names and signatures of `xpress_ext.ops`. Which GPU is emulated, and in which
+order its threads run, is set by `on`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BUILD = Path(__file__).resolve().parent.parent / "build" / "emulator"
+
+
+def _load() -> ModuleType:
+    found = sorted(BUILD.glob("xpress_emulator.*.so"))
+    if not found:
+        raise ImportError(f"no emulator in {BUILD}: build it with `XPRESS_EMULATOR=1 make build`")
+    spec = importlib.util.spec_from_file_location("xpress_emulator", found[0])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_module = _load()
+_gpu = _module.Gpu()
+Fault = _module.Fault
+
+
+@contextmanager
+def on(**gpu: Any) -> Iterator[None]:
+    """Within it, operators run on this GPU.
+
+    Args:
+        gpu: seed (the order of threads), num_sms, shared_bytes_per_cta, has_clusters.
+    """
+    global _gpu
+    before, _gpu = _gpu, _module.Gpu(**gpu)
+    try:
+        yield
+    finally:
+        _gpu = before
+
+
+def traffic() -> dict[str, tuple[int, int]]:
+    """Name of tensor -> bytes loaded and stored by the last call."""
+    return dict(_module.traffic())
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    outputs = getattr(_module, name)(_gpu, *map(_to_numpy, arguments))
+    if isinstance(outputs, tuple):
+        return tuple(_to_torch(output) for output in outputs)
+    return _to_torch(outputs)
+
+
+def _to_numpy(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    argument = argument.detach()
+    return (argument.view(torch.uint16) if argument.dtype is torch.bfloat16 else argument).numpy()
+
+
+def _to_torch(array: Any) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if tensor.dtype is torch.uint16 else tensor
+
+
+def project_hidden(hidden: Tensor, hidden_proj: Tensor) -> Tensor:
+    return _call("project_hidden", hidden, hidden_proj)
+
+
+def causal_mix(x: Tensor, mixer: Tensor) -> Tensor:
+    return _CausalMix.apply(x, mixer)
+
+
+class _CausalMix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mixer: Tensor) -> Tensor:
+        ctx.save_for_backward(x, mixer)
+        return _call("causal_mix", x.contiguous(), mixer.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        return causal_mix_backward(grad_out.contiguous(), *ctx.saved_tensors)
+
+
+def causal_mix_backward(grad_out: Tensor, x: Tensor, mixer: Tensor) -> tuple[Tensor, Tensor]:
+    return _call("causal_mix_backward", grad_out, x, mixer)
+
+
+def fuse_mix(context: Tensor, prev: Tensor, token_table: Tensor, mixer: Tensor) -> Tensor:
+    return _call("fuse_mix", context, prev, token_table, mixer)
+
+
+def refiner_mlp(c: Tensor, mlp_gate_up: Tensor, mlp_down: Tensor) -> Tensor:
+    return _call("refiner_mlp", c, mlp_gate_up, mlp_down)
+
+
+def top_candidates(base_logits: Tensor, C: int) -> tuple[Tensor, Tensor]:
+    return _call("top_candidates", base_logits, C)
+
+
+def readout_argmax(
+    z: Tensor, base_logits: Tensor, readout: Tensor, candidates: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return _call("readout_argmax", z, base_logits, readout, candidates)
+
+
+def refined_logits(z: Tensor, base_logits: Tensor, readout: Tensor) -> Tensor:
+    return _call("refined_logits", z, base_logits, readout)
+
+
+def jacobi_refine(
+    base_logits: Tensor,
+    hidden: Tensor,
+    anchor: Tensor,
+    predecessor: Tensor,
+    hidden_proj: Tensor,
+    token_table: Tensor,
+    mixer: Tensor,
+    mlp_gate_up: Tensor,
+    mlp_down: Tensor,
+    readout: Tensor,
+    num_passes: int,
+    top_c: int = 0,
+    exact: bool = False,
+    seed_tokens: Tensor | None = None,
+    d2t: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    weights = (hidden_proj, token_table, mixer, mlp_gate_up, mlp_down, readout)
+    options = (num_passes, top_c, exact, seed_tokens, d2t)
+    return _call("jacobi_refine", base_logits, hidden, anchor, predecessor, *weights, *options)
