@@ -13,7 +13,13 @@ from xpress_ext._library import LIBRARY_PATH, load_library
 from xpress_ext._version import __version__
 
 # The operators that a CUDA half holds.
-CUDA_OPERATORS: tuple[str, ...] = ("causal_mix", "fuse_mix")
+CUDA_OPERATORS: tuple[str, ...] = (
+    "project_hidden",
+    "causal_mix",
+    "causal_mix_backward",
+    "fuse_mix",
+    "refiner_mlp",
+)
 
 _STATUS_OK = 0
 _STATUS_NO_KERNEL_IMAGE = 3

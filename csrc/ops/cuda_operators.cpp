@@ -193,6 +193,9 @@ int64_t cuda_workspace_bytes(int64_t, int64_t, int64_t, int64_t, int64_t, int64_
 
 STABLE_TORCH_LIBRARY_IMPL(xpress, CUDA, m) {
   m.impl("causal_mix", TORCH_BOX(&causal_mix<CudaBackend>));
+  m.impl("causal_mix_backward", TORCH_BOX(&causal_mix_backward<CudaBackend>));
+  m.impl("project_hidden", TORCH_BOX(&project_hidden<CudaBackend>));
+  m.impl("refiner_mlp", TORCH_BOX(&refiner_mlp<CudaBackend>));
   m.impl("fuse_mix", TORCH_BOX(&fuse_mix<CudaBackend>));
   m.impl("_device_probe", TORCH_BOX(&device_probe));
 }
