@@ -7,8 +7,8 @@ namespace xpress::cuda {
 namespace {
 
 template <class T, int kRowTiles, int kColumnTiles>
-Status launch_product(const ProjectHiddenParams& p, const ProjectHiddenPlan& plan, int64_t n0,
-                      int64_t blocks, const T* rows, const T* means, void* stream) {
+Status launch_tile(const ProjectHiddenParams& p, const ProjectHiddenPlan& plan, int64_t n0,
+                   int64_t blocks, const T* rows, const T* means, void* stream) {
   using Kernel = kernels::ProjectHidden<T, kRowTiles, kColumnTiles>;
   return device::launch(
       kernels::project_hidden_kernel<T, kRowTiles, kColumnTiles>,
@@ -16,6 +16,17 @@ Status launch_product(const ProjectHiddenParams& p, const ProjectHiddenPlan& pla
       typename Kernel::Params{blocks, p.r, static_cast<int>(p.B), static_cast<int>(p.H), plan.group,
                               rows, means, static_cast<const T*>(p.hidden_proj),
                               p.out + n0 * p.B * p.r});
+}
+
+// For `blocks` blocks from n0 on.
+template <class T>
+Status launch_product(const ProjectHiddenParams& p, const ProjectHiddenPlan& plan, int64_t n0,
+                      int64_t blocks, const T* rows, const T* means, void* stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.row_tiles == 4) return launch_tile<T, 4, 4>(p, plan, n0, blocks, rows, means, stream);
+  }
+  if (plan.row_tiles == 2) return launch_tile<T, 2, 1>(p, plan, n0, blocks, rows, means, stream);
+  return launch_tile<T, 1, 1>(p, plan, n0, blocks, rows, means, stream);
 }
 
 template <class T>
@@ -33,12 +44,7 @@ Status run(const ProjectHiddenParams& p, void* scratch, const DeviceLimits& limi
                        {(blocks * p.H + Round::kThreads - 1) / Round::kThreads, Round::kThreads},
                        stream, typename Round::Params{blocks, p.B, p.H, hidden, rows, means});
     if (status != Status::kOk) return status;
-    if constexpr (sizeof(T) == 2) {
-      status = plan.large_tile ? launch_product<T, 4, 4>(p, plan, n0, blocks, rows, means, stream)
-                               : launch_product<T, 2, 1>(p, plan, n0, blocks, rows, means, stream);
-    } else {
-      status = launch_product<T, 2, 1>(p, plan, n0, blocks, rows, means, stream);
-    }
+    status = launch_product(p, plan, n0, blocks, rows, means, stream);
     if (status != Status::kOk) return status;
   }
   return Status::kOk;

@@ -12,29 +12,30 @@ namespace xpress::cuda {
 constexpr int64_t kProjectRound = 64;
 
 struct ProjectHiddenPlan {
-  int64_t round;    // blocks per pair of launches
-  bool large_tile;  // 64 slots by 32 columns per CTA, else 32 by 8
-  int group;        // whole blocks of a CTA
+  int64_t round;     // blocks per pair of launches
+  int row_tiles;     // of 16 slots, per CTA: 1, 2 or 4
+  int column_tiles;  // of 8 columns, per CTA: 1, or 4 where there are 4 row tiles
+  int group;         // whole blocks of a CTA
 };
 
 inline int64_t project_ctas(int64_t blocks, int64_t r, const ProjectHiddenPlan& plan) {
-  return (blocks + plan.group - 1) / plan.group * (r / (plan.large_tile ? 32 : 8));
+  return (blocks + plan.group - 1) / plan.group * (r / (8 * plan.column_tiles));
 }
 
-// The large tile reads the rounded rows a quarter as often. It is for the tensor cores, that is,
-// for 16-bit weights, and pays only where enough CTAs are left to read from half of the SMs at
-// least.
+// The largest tile reads the rounded rows a quarter as often. It is for the tensor cores, that is,
+// for 16-bit weights, and pays only where enough CTAs are left to read from half of the SMs.
 inline ProjectHiddenPlan plan_project_hidden(int64_t N, int64_t B, int64_t r, int64_t element_size,
                                              const DeviceLimits& limits) {
   constexpr int64_t kMeans = 16;
-  const auto plan = [&](bool large_tile) {
-    const int64_t slots = large_tile ? 64 : 32;
-    const int64_t group = std::min({slots / B, kMeans, N});
-    return ProjectHiddenPlan{std::min(N, kProjectRound), large_tile, static_cast<int>(group)};
+  const auto plan = [&](int row_tiles, int column_tiles) {
+    const int64_t group = std::min({16 * row_tiles / B, kMeans, N});
+    return ProjectHiddenPlan{std::min(N, kProjectRound), row_tiles, column_tiles,
+                             static_cast<int>(group)};
   };
-  const ProjectHiddenPlan large = plan(true);
+  const ProjectHiddenPlan large = plan(4, 4);
   const bool is_enough = 2 * project_ctas(large.round, r, large) >= limits.num_sms;
-  return element_size == 2 && is_enough ? large : plan(false);
+  if (element_size == 2 && is_enough) return large;
+  return plan(N * B <= 16 ? 1 : 2, 1);
 }
 
 }  // namespace xpress::cuda

@@ -12,7 +12,7 @@
 #define XPRESS_DEVICE inline
 #define XPRESS_KERNEL(max_threads) void
 #define XPRESS_UNROLL
-#define XPRESS_UNROLL_BY(count)
+#define XPRESS_UNROLL_BY(count) static_assert((count) >= 1, "an unroll factor");
 #else
 #define XPRESS_DEVICE __device__ __forceinline__
 #define XPRESS_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)

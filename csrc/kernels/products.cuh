@@ -92,6 +92,7 @@ template <class T, class A, class B>
 XPRESS_DEVICE void product_step(float (&acc)[4], const A& a, const B& b, int k0) {
   const int g = device::lane_index() / 4, t = device::lane_index() % 4;
   if constexpr (std::is_same_v<T, float>) {
+    XPRESS_UNROLL_BY(2)
     for (int k = k0; k < k0 + kProductStep; k += 4) {
       const Bytes16 a_low = a(g, k), a_high = a(g + 8, k), b0 = b(2 * t, k), b1 = b(2 * t + 1, k);
       XPRESS_UNROLL
@@ -104,6 +105,44 @@ XPRESS_DEVICE void product_step(float (&acc)[4], const A& a, const B& b, int k0)
     }
   } else {
     mma_step<T>(acc, a(g, k0 + 8 * t), a(g + 8, k0 + 8 * t), b(g, k0 + 8 * t));
+  }
+}
+
+// Rows of which this lane's bytes of the step at k0 are held in registers, for several products.
+// Of fp32 rows a lane needs more than registers have room for: they are read each time.
+template <class T, class Rows>
+struct HeldRows {
+  Rows rows;
+  Bytes16 low, high;  // of rows g and g+8
+
+  XPRESS_DEVICE Bytes16 operator()(int row, int k) const {
+    if constexpr (std::is_same_v<T, float>) {
+      return rows(row, k);
+    } else {
+      return row < kProductColumns ? low : high;
+    }
+  }
+};
+
+// For A of product_step().
+template <class T, class Rows>
+XPRESS_DEVICE HeldRows<T, Rows> hold_16_rows(const Rows& rows, int k0) {
+  if constexpr (std::is_same_v<T, float>) {
+    return {rows, {}, {}};
+  } else {
+    const int g = device::lane_index() / 4, t = device::lane_index() % 4;
+    return {rows, rows(g, k0 + 8 * t), rows(g + 8, k0 + 8 * t)};
+  }
+}
+
+// For B of product_step().
+template <class T, class Rows>
+XPRESS_DEVICE HeldRows<T, Rows> hold_8_rows(const Rows& rows, int k0) {
+  if constexpr (std::is_same_v<T, float>) {
+    return {rows, {}, {}};
+  } else {
+    const int g = device::lane_index() / 4, t = device::lane_index() % 4;
+    return {rows, rows(g, k0 + 8 * t), {}};
   }
 }
 

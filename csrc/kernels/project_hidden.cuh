@@ -5,14 +5,15 @@
 //
 // The second is a skinny product: few rows, H long, r short. A CTA takes some columns of A_h and of
 // A_g and a group of whole blocks, and multiplies all slots of the group by A_h and its means, one
-// row per block, by A_g, so that each weight is loaded once per group. Its eight warps split H
-// between them, step by step in turn, and each loads fragments straight from global memory into
-// registers: no weight is used twice within a warp. The eight sums are added in shared memory in
-// the order of the warps, and then the part of the mean. That order depends on nothing but H, so a
+// row per block, by A_g, so that each weight is loaded once per group. Eight warps split H between
+// them, step by step in turn, and each loads fragments straight from global memory into registers:
+// no weight is used twice within a warp. (The smaller tiles have sixteen warps, half of them for
+// the means, so that more loads are in flight.) The eight sums are added in shared memory in the
+// order of the warps, and then the part of the mean. That order depends on nothing but H, so a
 // block's bits depend neither on the other blocks nor on the tile.
 //
-// Floor, Qwen3-8B head, N=1: 4.2 MB of weights and 131 KB of h, 1.0 us at 4.3 TB/s. The smaller
-// tile reads the rounded rows once per 8 columns, from L2: 4.5 MB.
+// Floor, Qwen3-8B head, N=1: 4.2 MB of weights and 131 KB of h, 1.0 us at 4.3 TB/s. The rounded
+// rows are read once per 8 columns, from L2: 4.5 MB.
 #pragma once
 
 #include "device/barrier.h"
@@ -70,13 +71,12 @@ round_hidden_kernel(typename RoundHidden<T>::Params p) {
 // kRowTiles tiles of 16 slots, one tile of 16 means and kColumnTiles tiles of 8 columns per CTA.
 template <class T, int kRowTiles, int kColumnTiles>
 struct ProjectHidden {
-  static constexpr int kWarps = 8;
-  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kSlices = 8;  // of H, one per warp
+  static constexpr bool kMeansHaveWarps = kColumnTiles == 1;
+  static constexpr int kThreads = 32 * kSlices * (kMeansHaveWarps ? 2 : 1);
   static constexpr int kColumns = kProductColumns * kColumnTiles;
   static constexpr int kSlots = kProductRows * kRowTiles;
   static constexpr int kMeans = kProductRows;
-  // Steps of k in flight, as registers allow.
-  static constexpr int kSteps = sizeof(T) == 2 && kColumnTiles == 1 ? 4 : 1;
 
   struct Params {
     int64_t blocks, r;
@@ -89,72 +89,90 @@ struct ProjectHidden {
   };
 
   struct Shared {
-    float slots[kWarps][kSlots][kColumns];  // each warp's part of A_h h
-    float means[kWarps][kMeans][kColumns];  // and of A_g g
+    float slots[kSlices][kSlots][kColumns];  // each slice's part of A_h h
+    float means[kSlices][kMeans][kColumns];  // and of A_g g
   };
 };
 
-// The sum of the warps' parts of one element; `part` is the first, `stride` leads to the next.
-template <int kWarps>
-XPRESS_DEVICE float sum_of_warps(const float* part, int stride) {
-  float sum = part[0];
-  XPRESS_UNROLL
-  for (int w = 1; w < kWarps; ++w) sum += part[w * stride];
-  return sum;
-}
-
+// Slice `slice` of the product of rows [count, H] and of weights [8 * kColumnTiles, H], to
+// part [16 * kRowTiles, 8 * kColumnTiles] in shared memory.
 template <class T, int kRowTiles, int kColumnTiles>
-XPRESS_KERNEL(256)
-project_hidden_kernel(typename ProjectHidden<T, kRowTiles, kColumnTiles>::Params p) {
-  using namespace device;
-  using Kernel = ProjectHidden<T, kRowTiles, kColumnTiles>;
-  auto& shared = *reinterpret_cast<typename Kernel::Shared*>(shared_memory());
-  const int64_t column_groups = p.r / Kernel::kColumns;
-  const int64_t n0 = cta_index() / column_groups * p.group;
-  const int64_t column0 = cta_index() % column_groups * Kernel::kColumns;
-  const int blocks = static_cast<int>(p.blocks - n0 < p.group ? p.blocks - n0 : p.group);
-  const int slots = blocks * p.B;
-  const T* rows = p.rows + n0 * p.B * p.H;
-  const T* a_h = p.hidden_proj + column0 * p.H;
-  const T* a_g = a_h + p.r * p.H;
-  const GuardedRows<T> means{p.means + n0 * p.H, p.H, blocks};
-
-  float slot_part[kRowTiles][kColumnTiles][4] = {};
-  float mean_part[kColumnTiles][4] = {};
-  XPRESS_UNROLL_BY(Kernel::kSteps)
-  for (int k0 = warp_index() * kProductStep; k0 < p.H; k0 += Kernel::kWarps * kProductStep) {
+XPRESS_DEVICE void multiply_slice(const T* rows, int count, const T* weights, int H, int slices,
+                                  int slice, float* part) {
+  // Steps whose loads are in flight together, as registers allow.
+  constexpr int kSteps = sizeof(T) == 4 || kColumnTiles > 1 ? 1 : kRowTiles > 1 ? 4 : 8;
+  float acc[kRowTiles][kColumnTiles][4] = {};
+  XPRESS_UNROLL_BY(kSteps)
+  for (int k0 = slice * kProductStep; k0 < H; k0 += slices * kProductStep) {
+    HeldRows<T, GlobalRows<T>> b[kColumnTiles];
     XPRESS_UNROLL
     for (int column = 0; column < kColumnTiles; ++column) {
-      const GlobalRows<T> h_weights{a_h + int64_t{kProductColumns * column} * p.H, p.H};
-      const GlobalRows<T> g_weights{a_g + int64_t{kProductColumns * column} * p.H, p.H};
-      product_step<T>(mean_part[column], means, g_weights, k0);
+      b[column] =
+          hold_8_rows<T>(GlobalRows<T>{weights + int64_t{kProductColumns * column} * H, H}, k0);
+    }
+    XPRESS_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const auto a = hold_16_rows<T>(
+          GuardedRows<T>{rows + int64_t{kProductRows * tile} * H, H, count - kProductRows * tile},
+          k0);
       XPRESS_UNROLL
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        const GuardedRows<T> tile_rows{rows + int64_t{kProductRows * tile} * p.H, p.H,
-                                       slots - kProductRows * tile};
-        product_step<T>(slot_part[tile][column], tile_rows, h_weights, k0);
+      for (int column = 0; column < kColumnTiles; ++column) {
+        product_step<T>(acc[tile][column], a, b[column], k0);
       }
     }
   }
   XPRESS_UNROLL
-  for (int column = 0; column < kColumnTiles; ++column) {
-    for_each_element(mean_part[column], [&](int i, int j, float value) {
-      shared.means[warp_index()][i][kProductColumns * column + j] = value;
-    });
+  for (int tile = 0; tile < kRowTiles; ++tile) {
     XPRESS_UNROLL
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      for_each_element(slot_part[tile][column], [&](int i, int j, float value) {
-        shared.slots[warp_index()][kProductRows * tile + i][kProductColumns * column + j] = value;
+    for (int column = 0; column < kColumnTiles; ++column) {
+      for_each_element(acc[tile][column], [&](int i, int j, float value) {
+        part[(kProductRows * tile + i) * kProductColumns * kColumnTiles + kProductColumns * column +
+             j] = value;
       });
     }
   }
+}
+
+// The sum of all slices' parts of one element; `part` is the first, `stride` leads to the next.
+template <int kSlices>
+XPRESS_DEVICE float sum_of_slices(const float* part, int stride) {
+  float sum = part[0];
+  XPRESS_UNROLL
+  for (int slice = 1; slice < kSlices; ++slice) sum += part[slice * stride];
+  return sum;
+}
+
+template <class T, int kRowTiles, int kColumnTiles>
+XPRESS_KERNEL((ProjectHidden<T, kRowTiles, kColumnTiles>::kThreads))
+project_hidden_kernel(typename ProjectHidden<T, kRowTiles, kColumnTiles>::Params p) {
+  using namespace device;
+  using Kernel = ProjectHidden<T, kRowTiles, kColumnTiles>;
+  constexpr int kSlices = Kernel::kSlices, kColumns = Kernel::kColumns;
+  auto& shared = *reinterpret_cast<typename Kernel::Shared*>(shared_memory());
+  const int64_t column_groups = p.r / kColumns;
+  const int64_t n0 = cta_index() / column_groups * p.group;
+  const int64_t column0 = cta_index() % column_groups * kColumns;
+  const int blocks = static_cast<int>(p.blocks - n0 < p.group ? p.blocks - n0 : p.group);
+  const int slots = blocks * p.B;
+  const int slice = warp_index() % kSlices;
+
+  if (!Kernel::kMeansHaveWarps || warp_index() < kSlices) {
+    multiply_slice<T, kRowTiles, kColumnTiles>(p.rows + n0 * p.B * p.H, slots,
+                                               p.hidden_proj + column0 * p.H, p.H, kSlices, slice,
+                                               &shared.slots[slice][0][0]);
+  }
+  if (!Kernel::kMeansHaveWarps || warp_index() >= kSlices) {
+    multiply_slice<T, 1, kColumnTiles>(p.means + n0 * p.H, blocks,
+                                       p.hidden_proj + (p.r + column0) * p.H, p.H, kSlices, slice,
+                                       &shared.means[slice][0][0]);
+  }
   cta_sync();
-  for (int i = thread_index(); i < slots * Kernel::kColumns; i += thread_count()) {
-    const int slot = i / Kernel::kColumns, column = i % Kernel::kColumns;
-    const float of_slot = sum_of_warps<Kernel::kWarps>(&shared.slots[0][slot][column],
-                                                       Kernel::kSlots * Kernel::kColumns);
-    const float of_mean = sum_of_warps<Kernel::kWarps>(&shared.means[0][slot / p.B][column],
-                                                       Kernel::kMeans * Kernel::kColumns);
+  for (int i = thread_index(); i < slots * kColumns; i += thread_count()) {
+    const int slot = i / kColumns, column = i % kColumns;
+    const float of_slot =
+        sum_of_slices<kSlices>(&shared.slots[0][slot][column], Kernel::kSlots * kColumns);
+    const float of_mean =
+        sum_of_slices<kSlices>(&shared.means[0][slot / p.B][column], Kernel::kMeans * kColumns);
     store_global(p.out + (n0 * p.B + slot) * p.r + column0 + column, of_slot + of_mean);
   }
 }
