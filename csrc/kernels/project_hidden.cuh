@@ -99,25 +99,40 @@ struct ProjectHidden {
 template <class T, int kRowTiles, int kColumnTiles>
 XPRESS_DEVICE void multiply_slice(const T* rows, int count, const T* weights, int H, int slices,
                                   int slice, float* part) {
+  using Held = HeldRows<T, GuardedRows<T>>;
   // Steps whose loads are in flight together, as registers allow.
-  constexpr int kSteps = sizeof(T) == 4 || kColumnTiles > 1 ? 1 : kRowTiles > 1 ? 4 : 8;
+  constexpr int kSteps = sizeof(T) == 4 || kColumnTiles > 1 ? 1 : 4;
   float acc[kRowTiles][kColumnTiles][4] = {};
-  XPRESS_UNROLL_BY(kSteps)
-  for (int k0 = slice * kProductStep; k0 < H; k0 += slices * kProductStep) {
-    HeldRows<T, GlobalRows<T>> b[kColumnTiles];
+  for (int first = slice; first < H / kProductStep; first += kSteps * slices) {
+    Held a[kSteps][kRowTiles], b[kSteps][kColumnTiles];
     XPRESS_UNROLL
-    for (int column = 0; column < kColumnTiles; ++column) {
-      b[column] =
-          hold_8_rows<T>(GlobalRows<T>{weights + int64_t{kProductColumns * column} * H, H}, k0);
-    }
-    XPRESS_UNROLL
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      const auto a = hold_16_rows<T>(
-          GuardedRows<T>{rows + int64_t{kProductRows * tile} * H, H, count - kProductRows * tile},
-          k0);
+    for (int step = 0; step < kSteps; ++step) {
+      const int k0 = (first + step * slices) * kProductStep;
+      const bool exists = k0 < H;
       XPRESS_UNROLL
       for (int column = 0; column < kColumnTiles; ++column) {
-        product_step<T>(acc[tile][column], a, b[column], k0);
+        b[step][column] =
+            hold_8_rows<T>(GuardedRows<T>{weights + int64_t{kProductColumns * column} * H, H,
+                                          exists ? kProductColumns : 0},
+                           k0);
+      }
+      XPRESS_UNROLL
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        a[step][tile] = hold_16_rows<T>(GuardedRows<T>{rows + int64_t{kProductRows * tile} * H, H,
+                                                       exists ? count - kProductRows * tile : 0},
+                                        k0);
+      }
+    }
+    XPRESS_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int k0 = (first + step * slices) * kProductStep;
+      if (k0 >= H) break;
+      XPRESS_UNROLL
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        XPRESS_UNROLL
+        for (int column = 0; column < kColumnTiles; ++column) {
+          product_step<T>(acc[tile][column], a[step][tile], b[step][column], k0);
+        }
       }
     }
   }
