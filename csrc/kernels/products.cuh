@@ -5,7 +5,8 @@
 // (g = lane / 4, t = lane % 4) the values at k = 2t, 2t+1, 2t+8, 2t+9. Since the sum does not care
 // how k is numbered as long as A and B agree, product i of a step takes for these k the values at
 // 8t+4i, 8t+4i+1, 8t+4i+2, 8t+4i+3 instead: together the 16 contiguous bytes at 8t of the lane's
-// row, one load. fp32: one chain of fused multiply-adds per element, k ascending.
+// row, one load. fp32: the 32 k of a step are one chain of fused multiply-adds per element, k
+// ascending, whose sum joins the steps before it: a blocked sum, as accurate as torch's.
 //
 // In both cases a lane owns acc[0], acc[1]: row g, columns 2t and 2t+1, and acc[2], acc[3]: row
 // g+8, the same columns; and the operands come as functions (row, k) -> the 16 bytes at element k
@@ -92,17 +93,20 @@ template <class T, class A, class B>
 XPRESS_DEVICE void product_step(float (&acc)[4], const A& a, const B& b, int k0) {
   const int g = device::lane_index() / 4, t = device::lane_index() % 4;
   if constexpr (std::is_same_v<T, float>) {
-    XPRESS_UNROLL_BY(2)
+    float sums[4] = {};
+    XPRESS_UNROLL_BY(1)  // unrolled, the many products of a tile would not fit into registers
     for (int k = k0; k < k0 + kProductStep; k += 4) {
       const Bytes16 a_low = a(g, k), a_high = a(g + 8, k), b0 = b(2 * t, k), b1 = b(2 * t + 1, k);
       XPRESS_UNROLL
       for (int i = 0; i < 4; ++i) {
-        acc[0] = device::fma(float_of(a_low, i), float_of(b0, i), acc[0]);
-        acc[1] = device::fma(float_of(a_low, i), float_of(b1, i), acc[1]);
-        acc[2] = device::fma(float_of(a_high, i), float_of(b0, i), acc[2]);
-        acc[3] = device::fma(float_of(a_high, i), float_of(b1, i), acc[3]);
+        sums[0] = device::fma(float_of(a_low, i), float_of(b0, i), sums[0]);
+        sums[1] = device::fma(float_of(a_low, i), float_of(b1, i), sums[1]);
+        sums[2] = device::fma(float_of(a_high, i), float_of(b0, i), sums[2]);
+        sums[3] = device::fma(float_of(a_high, i), float_of(b1, i), sums[3]);
       }
     }
+    XPRESS_UNROLL
+    for (int i = 0; i < 4; ++i) acc[i] += sums[i];
   } else {
     mma_step<T>(acc, a(g, k0 + 8 * t), a(g + 8, k0 + 8 * t), b(g, k0 + 8 * t));
   }

@@ -1,0 +1,107 @@
+#include "cuda/readout_argmax_plan.h"
+#include "cuda/readout_internal.h"
+#include "device/launch.h"
+#include "kernels/readout_candidates.cuh"
+#include "kernels/readout_keys.cuh"
+#include "kernels/readout_stream.cuh"
+#include "kernels/readout_tiled.cuh"
+#include "xpress/launch.h"
+
+namespace xpress::cuda {
+namespace {
+
+template <class T>
+Status run_stream(const ReadoutLaunch& p, const DeviceLimits& limits, void* stream) {
+  using Kernel = kernels::ReadoutStream<T>;
+  const ReadoutPlan plan = plan_readout_stream(p.V, p.r, sizeof(typename Kernel::Shared), limits);
+  return device::launch(kernels::readout_stream_kernel<T>,
+                        {plan.ctas, Kernel::kThreads, plan.shared_bytes}, stream,
+                        typename Kernel::Params{{p.N, p.D, p.z, p.base_logits, p.settled},
+                                                p.V,
+                                                static_cast<int>(p.r),
+                                                static_cast<const T*>(p.readout),
+                                                p.keys});
+}
+
+template <class T>
+Status run_tiled(const ReadoutLaunch& p, const DeviceLimits& limits, void* stream) {
+  using Kernel = kernels::ReadoutTiled;
+  const ReadoutPlan plan =
+      plan_readout_tiled(p.N * p.D, p.V, p.r, sizeof(T), sizeof(Kernel::Shared), limits);
+  if (plan.stages == 0) return Status::kUnsupportedShape;
+  return device::launch(kernels::readout_tiled_kernel<T>,
+                        {plan.ctas, Kernel::kThreads, plan.shared_bytes}, stream,
+                        Kernel::Params<T>{{p.N, p.D, p.z, p.base_logits, p.settled},
+                                          p.V,
+                                          static_cast<int>(p.r),
+                                          plan.tile_rows,
+                                          plan.chunk,
+                                          plan.stages,
+                                          static_cast<const T*>(p.readout),
+                                          p.keys,
+                                          p.logits});
+}
+
+template <class T>
+Status run_candidates(const ReadoutArgmaxParams& p, void* stream) {
+  using Kernel = kernels::ReadoutCandidates<T>;
+  const int64_t shared_bytes = (sizeof(typename Kernel::Shared) + 15) / 16 * 16 + p.r * sizeof(T);
+  return device::launch(
+      kernels::readout_candidates_kernel<T>, {p.N * p.D, Kernel::kThreads, shared_bytes}, stream,
+      typename Kernel::Params{p.D, p.V, p.C, static_cast<int>(p.r), p.z, p.base_logits,
+                              static_cast<const T*>(p.readout), p.candidates, p.index, p.value});
+}
+
+}  // namespace
+
+Status launch_readout(const ReadoutLaunch& p, const DeviceLimits& limits, void* stream) {
+  const bool streams = p.N * p.D <= kernels::kProductRows && p.logits == nullptr;
+  switch (p.weight_dtype) {
+    case DType::kBFloat16:
+      return streams ? run_stream<bf16>(p, limits, stream) : run_tiled<bf16>(p, limits, stream);
+    case DType::kFloat16:
+      return streams ? run_stream<fp16>(p, limits, stream) : run_tiled<fp16>(p, limits, stream);
+    default:
+      return run_tiled<float>(p, limits, stream);
+  }
+}
+
+int64_t readout_scratch_bytes(int64_t rows) {
+  return rows * static_cast<int64_t>(sizeof(uint64_t));
+}
+
+Status readout_argmax(const ReadoutArgmaxParams& p, void* scratch, const DeviceLimits& limits,
+                      void* stream) {
+  const int64_t rows = p.N * p.D;
+  if (rows == 0) return Status::kOk;
+  if (p.candidates != nullptr) {
+    switch (p.weight_dtype) {
+      case DType::kBFloat16:
+        return run_candidates<bf16>(p, stream);
+      case DType::kFloat16:
+        return run_candidates<fp16>(p, stream);
+      default:
+        return run_candidates<float>(p, stream);
+    }
+  }
+  using Keys = kernels::ReadoutKeys;
+  uint64_t* keys = static_cast<uint64_t*>(scratch);
+  const device::LaunchShape by_row{(rows + Keys::kThreads - 1) / Keys::kThreads, Keys::kThreads};
+  const Keys::Params all{rows, keys, p.index, p.value};
+  Status status = device::launch(kernels::clear_keys_kernel, by_row, stream, all);
+  if (status != Status::kOk) return status;
+  status = launch_readout({p.N, p.D, p.V, p.r, p.z, p.base_logits, p.readout, p.weight_dtype,
+                           /*settled=*/nullptr, keys, /*logits=*/nullptr},
+                          limits, stream);
+  if (status != Status::kOk) return status;
+  return device::launch(kernels::read_keys_kernel, by_row, stream, all);
+}
+
+Status refined_logits(const RefinedLogitsParams& p, const DeviceLimits& limits, void* stream) {
+  if (p.R == 0) return Status::kOk;
+  return launch_readout({1, p.R, p.V, p.r, p.z, p.base_logits, p.readout, p.weight_dtype,
+                         /*settled=*/nullptr, /*keys=*/nullptr, p.out},
+                        limits, stream);
+}
+
+}  // namespace xpress::cuda
