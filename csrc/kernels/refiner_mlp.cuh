@@ -63,6 +63,7 @@ template <class T, class Rows, class GateRows, class UpRows, class Emit>
 XPRESS_DEVICE void mlp_hidden_tile(const Rows& c, const GateRows& gate_rows, const UpRows& up_rows,
                                    int r, const Emit& emit) {
   float gate[4] = {}, up[4] = {};
+  XPRESS_UNROLL_BY(2)  // with more, some architectures spill registers
   for (int k0 = 0; k0 < r; k0 += kProductStep) {
     product_step<T>(gate, c, gate_rows, k0);
     product_step<T>(up, c, up_rows, k0);
@@ -84,29 +85,32 @@ XPRESS_DEVICE void mlp_down_tile(const Rows& hidden, const DownRows& down_rows, 
 }
 
 // Starts to copy `width` elements of `count` rows into shared memory, row i from
-// rows + i * row_stride; the rows from `valid` on become zero.
+// rows + i * row_stride, a row per warp at a time; the rows from `valid` on become zero.
 template <class T>
 XPRESS_DEVICE void copy_rows_async(T* shared, int stride, const T* rows, int64_t row_stride,
                                    int count, int64_t valid, int width) {
   constexpr int kElements = 16 / sizeof(T);
-  const int pieces = width / kElements;  // of a row
-  for (int i = device::thread_index(); i < count * pieces; i += device::thread_count()) {
-    const int row = i / pieces, k = i % pieces * kElements;
+  for (int row = device::warp_index(); row < count; row += device::warp_count()) {
     const bool wanted = row < valid;
-    device::copy_async_16(shared + row * stride + k, rows + (wanted ? row * row_stride : 0) + k,
-                          wanted);
+    const T* from = rows + (wanted ? row * row_stride : 0);
+    for (int k = device::lane_index() * kElements; k < width; k += device::kWarpSize * kElements) {
+      device::copy_async_16(shared + row * stride + k, from + k, wanted);
+    }
   }
 }
 
-// Rounds rows [count, width] of fp32 into shared memory; the rows from `valid` on become zero.
+// Rounds rows [count, width] of fp32 into shared memory, a row per warp at a time; the rows from
+// `valid` on become zero.
 template <class T>
 XPRESS_DEVICE void round_rows(T* shared, int stride, const float* rows, int count, int64_t valid,
                               int width) {
-  XPRESS_UNROLL_BY(8)
-  for (int i = device::thread_index(); i < count * width; i += device::thread_count()) {
-    const int row = i / width, k = i % width;
-    const float value = row < valid ? device::load_global(rows + i) : 0.0f;
-    shared[row * stride + k] = device::round_to<T>(value);
+  for (int row = device::warp_index(); row < count; row += device::warp_count()) {
+    const bool wanted = row < valid;
+    const float* from = rows + (wanted ? int64_t{row} * width : 0);
+    XPRESS_UNROLL_BY(8)
+    for (int k = device::lane_index(); k < width; k += device::kWarpSize) {
+      shared[row * stride + k] = device::round_to<T>(wanted ? device::load_global(from + k) : 0.0f);
+    }
   }
 }
 
