@@ -157,7 +157,7 @@ XPRESS_DEVICE uint32_t atomic_add_acquire_release(uint32_t* address, uint32_t va
 
 XPRESS_DEVICE uint32_t load_acquire(const uint32_t* address) {
 #ifdef XPRESS_EMULATE
-  emulator::maybe_switch();
+  emulator::spin();
   return load_global(address);
 #else
   uint32_t value;

@@ -1,74 +1,75 @@
 // The scheduler of the emulated GPU.
 //
 // run_grid() starts clusters in random order, a few at a time (all at once for a cooperative grid),
-// and then repeats: draw a fiber that can run, switch to it, until none is left. A fiber that waits
-// is not in the list `ready`; whoever completes what it waits for puts it back. If the list is
-// empty while fibers still wait, no one will ever wake them: that is a deadlock, and it is reported
-// with the place where each of them waits.
+// and hands over to a fiber. From then on fibers hand over to each other. They do so in turns: a
+// warp is drawn among those that have lanes that can run, and these run one after another, in an
+// order drawn too, each until it waits. Whoever completes what a fiber waits for makes it ready
+// again. When a cluster ends, a kernel is at fault or nobody can run, a fiber hands over to
+// run_grid(), which starts the next cluster or ends the launch. If fibers still wait then, no one
+// will ever wake them: that is a deadlock, and it is reported with the place where each waits.
 #include "emulator/machine.h"
 
-#include <setjmp.h>
-#include <sys/mman.h>
-#include <ucontext.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <deque>
 #include <map>
 #include <memory>
 #include <sstream>
+#include <utility>
+
+#include "emulator/fiber.h"
 
 namespace xpress::emulator {
 
 namespace {
 
-constexpr int64_t kStackBytes = 64 << 10;
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t kStackBytes = 256 << 10;  // AddressSanitizer's frames are larger
+#else
+constexpr size_t kStackBytes = 64 << 10;
+#endif
 constexpr int64_t kMaxSharedBytes = 227 << 10;
-constexpr int64_t kGuardBytes = 256;  // before and after shared memory
-constexpr int kResidentClusters = 2;  // of a grid that is not cooperative
-constexpr unsigned char kGuard = 0xa5;
-constexpr unsigned char kPoison = 0xff;  // a NaN in every floating-point type
-
-struct Cta;
+constexpr int kResidentClusters = 2;        // of a grid that is not cooperative
+constexpr int64_t kMaxIdleSpins = 1 << 22;  // looks for a change while nobody changes anything
+constexpr unsigned char kGuard = 0xa5;      // between the end of shared memory and the fence
+constexpr unsigned char kPoison = 0xff;     // a NaN in every floating-point type
 
 struct AsyncCopy {
   void* shared;
   const void* global;
   int64_t bytes;
   bool wanted;
+  int64_t group;
 };
 
-// Where a thread of execution goes on. ucontext makes the first entry into a new stack; later
-// switches are plain jumps, since swapcontext calls the kernel each time.
-struct Context {
-  ucontext_t entry;
-  jmp_buf place;
-  bool started = true;
-};
+struct Cta;
+struct Warp;
 
-void switch_context(Context* from, Context* to) {
-  if (_setjmp(from->place) != 0) return;
-  if (to->started) _longjmp(to->place, 1);
-  to->started = true;
-  setcontext(&to->entry);
-}
-
+// One GPU thread.
 struct Fiber {
+  Fiber(void (*entry)(), int index) : stack(kStackBytes), context(entry, stack, index) {}
+
+  FencedMemory stack;
   Context context;
-  void* stack = nullptr;
+  Place place{};
   Cta* cta = nullptr;
-  int thread = 0;
-  bool finished = false;
-  const char* waiting = nullptr;  // for what, in words
-  std::vector<AsyncCopy> open_group;
-  std::deque<std::vector<AsyncCopy>> groups;
+  Warp* warp = nullptr;
+  bool has_left = false;
+  const char* waiting = nullptr;  // for what it waited last, in words
+  std::vector<AsyncCopy> copies;  // not yet waited for
+  int64_t group = 0;              // of asynchronous copies, the one that is open
+
+  int lane() const { return place.thread % 32; }
 };
 
 struct Warp {
+  Fiber* lanes[32] = {};
+  uint32_t ready = 0;  // lanes that can run
+  // The collective that lanes wait in.
   uint32_t mask = 0, arrived = 0;
   const char* what = nullptr;
   void* operands[32] = {};
-  Fiber* lanes[32] = {};
 };
 
 struct Cluster;
@@ -77,17 +78,17 @@ struct Cta {
   int64_t index = 0;
   int rank = 0;
   Cluster* cluster = nullptr;
-  std::vector<char> memory;  // guard, shared memory, guard
-  char* shared = nullptr;
+  std::unique_ptr<FencedMemory> shared;
   std::vector<Fiber*> fibers;
   std::vector<Warp> warps;
-  std::vector<Fiber*> at_barrier;
+  int at_barrier = 0;
+  int running = 0;
 };
 
 struct Cluster {
   std::vector<std::unique_ptr<Cta>> ctas;
-  std::vector<Fiber*> at_barrier;
-  int64_t running = 0;
+  int at_barrier = 0;
+  int running = 0;
 };
 
 struct Region {
@@ -106,13 +107,23 @@ struct Machine {
   // The launch that runs.
   Grid grid{};
   const std::function<void()>* thread = nullptr;
-  Context scheduler;
-  Fiber* current = nullptr;
-  std::vector<Fiber*> ready;
   std::vector<std::unique_ptr<Cluster>> resident;
+  Context launch;            // where run_grid() goes on
+  Cluster* ended = nullptr;  // what it is told:
   std::string fault;
+  int64_t idle_spins = 0;
 
-  std::vector<Fiber*> spare;  // finished fibers, kept for their stacks
+  // Whose turn it is.
+  Fiber* current = nullptr;
+  std::vector<Warp*> ready;  // the other warps that have lanes that can run
+  Warp* turn = nullptr;
+  uint32_t turn_lanes = 0;  // that have not had their turn
+  int turn_lane = 0, turn_step = 1;
+
+  // Kept for later launches.
+  std::vector<std::unique_ptr<Fiber>> spare_fibers;
+  std::vector<std::unique_ptr<FencedMemory>> spare_memory;
+  int num_fibers = 0;
 
   uint64_t draw() {  // xorshift64*
     random ^= random >> 12;
@@ -123,38 +134,68 @@ struct Machine {
   uint64_t draw_below(uint64_t limit) { return (draw() >> 32) * limit >> 32; }
 };
 
-thread_local Machine machine;
+Machine& machine = *new Machine;  // never destroyed: fibers may still be in use when a process ends
+
+// --- turns
+
+void make_ready(Warp* warp, uint32_t lanes) {
+  if (lanes == 0) return;
+  if (warp->ready == 0) machine.ready.push_back(warp);
+  warp->ready |= lanes;
+}
+
+void make_ready(Cta* cta) {
+  for (size_t i = 0; i < cta->warps.size(); ++i) make_ready(&cta->warps[i], 0xffffffffu);
+}
+
+// The fiber that runs next, taken from those that can; null if there is none.
+Fiber* next_fiber() {
+  if (machine.turn_lanes == 0) {
+    if (machine.ready.empty()) return nullptr;
+    const uint64_t random = machine.draw();
+    std::swap(machine.ready[machine.draw_below(machine.ready.size())], machine.ready.back());
+    machine.turn = machine.ready.back();
+    machine.ready.pop_back();
+    machine.turn_lanes = std::exchange(machine.turn->ready, 0u);
+    machine.turn_lane = static_cast<int>(random & 31);
+    machine.turn_step = static_cast<int>(random >> 32 & 31) | 1;  // odd, so it meets every lane
+  }
+  do {
+    machine.turn_lane = (machine.turn_lane + machine.turn_step) % 32;
+  } while ((machine.turn_lanes >> machine.turn_lane & 1) == 0);
+  machine.turn_lanes &= ~(1u << machine.turn_lane);
+  return machine.turn->lanes[machine.turn_lane];
+}
+
+void run(Fiber* fiber) {
+  machine.current = fiber;
+  here = &fiber->place;
+}
+
+// Hands over to the next fiber that can run; returns when this one is drawn again.
+void hand_over() {
+  Fiber* self = machine.current;
+  Fiber* next = next_fiber();
+  if (next == self) return;
+  if (next != nullptr) run(next);
+  Context::switch_to(&self->context, next != nullptr ? &next->context : &machine.launch);
+}
+
+void wait(const char* what) {
+  machine.current->waiting = what;
+  hand_over();
+}
 
 // Ends the launch from inside a fiber; does not return.
 [[noreturn]] void fail(const std::string& what) {
   std::ostringstream text;
-  text << "CTA " << machine.current->cta->index << ", thread " << machine.current->thread << ": "
-       << what;
+  text << "CTA " << here->cta << ", thread " << here->thread << ": " << what;
   machine.fault = text.str();
-  switch_context(&machine.current->context, &machine.scheduler);
+  Context::switch_to(&machine.current->context, &machine.launch);
   std::abort();
 }
 
-void wait(const char* what) {
-  Fiber* fiber = machine.current;
-  fiber->waiting = what;
-  switch_context(&fiber->context, &machine.scheduler);
-}
-
-void wake(Fiber* fiber) {
-  fiber->waiting = nullptr;
-  machine.ready.push_back(fiber);
-}
-
-// Waits until `expected` fibers are in `list`; the last one wakes the others.
-void meet(std::vector<Fiber*>* list, size_t expected, const char* what) {
-  list->push_back(machine.current);
-  if (list->size() < expected) return wait(what);
-  std::vector<Fiber*> all;
-  all.swap(*list);
-  for (Fiber* fiber : all) wake(fiber);
-  switch_context(&machine.current->context, &machine.scheduler);
-}
+// --- memory
 
 Region* find_region(const void* address, int64_t bytes) {
   const char* begin = static_cast<const char*>(address);
@@ -199,48 +240,129 @@ Region* checked_region(const void* address, int64_t bytes, const char* what) {
   return region;
 }
 
-void complete(const std::vector<AsyncCopy>& group) {
-  for (const AsyncCopy& copy : group) {
-    if (copy.wanted) {
-      std::memcpy(copy.shared, copy.global, static_cast<size_t>(copy.bytes));
-    } else {
-      std::memset(copy.shared, 0, static_cast<size_t>(copy.bytes));
+// What lies at an address that cannot be accessed.
+std::string describe_inaccessible(const void* address) {
+  if (machine.current->stack.is_near(address)) return "its stack is full";
+  for (const auto& cluster : machine.resident) {
+    for (const auto& cta : cluster->ctas) {
+      if (!cta->shared->is_near(address)) continue;
+      const int64_t byte = static_cast<const char*>(address) - cta->shared->begin();
+      const std::string name = "byte " + std::to_string(byte) + " of the shared memory of CTA " +
+                               std::to_string(cta->index);
+      return cta->running == 0 ? "uses " + name + ", which has left"
+                               : "uses " + name + ", which has " +
+                                     std::to_string(machine.grid.shared_bytes) + " bytes";
+    }
+  }
+  return "uses an address where there is no memory";
+}
+
+// While a launch runs, an access to an inaccessible page is a fault of the running thread.
+class Signals {
+ public:
+  Signals() {
+    static char* const stack = new char[kStackBytes];
+    stack_t alternate{};
+    alternate.ss_sp = stack;
+    alternate.ss_size = kStackBytes;
+    sigaltstack(&alternate, &stack_before_);
+    struct sigaction action{};
+    action.sa_sigaction = report;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &segv_before_);
+    sigaction(SIGBUS, &action, &bus_before_);
+  }
+  ~Signals() {
+    sigaction(SIGSEGV, &segv_before_, nullptr);
+    sigaction(SIGBUS, &bus_before_, nullptr);
+    if ((stack_before_.ss_flags & SS_DISABLE) == 0) sigaltstack(&stack_before_, nullptr);
+  }
+
+ private:
+  static void report(int signal, siginfo_t* info, void*) {
+    if (machine.current == nullptr) {  // not a kernel's doing
+      ::signal(signal, SIG_DFL);
+      return;
+    }
+    std::ostringstream text;
+    text << "CTA " << here->cta << ", thread " << here->thread << ": "
+         << describe_inaccessible(info->si_addr);
+    machine.fault = text.str();
+    Context::escape_to(&machine.launch);
+  }
+
+  stack_t stack_before_{};
+  struct sigaction segv_before_{}, bus_before_{};
+};
+
+void complete(const AsyncCopy& copy) {
+  if (copy.wanted) {
+    std::memcpy(copy.shared, copy.global, static_cast<size_t>(copy.bytes));
+  } else {
+    std::memset(copy.shared, 0, static_cast<size_t>(copy.bytes));
+  }
+}
+
+void check_guard(const Cta& cta) {
+  const char* byte = cta.shared->begin() + machine.grid.shared_bytes;
+  for (; byte < cta.shared->end(); ++byte) {
+    if (static_cast<unsigned char>(*byte) != kGuard) {
+      fail("the CTA wrote to byte " + std::to_string(byte - cta.shared->begin()) +
+           " of its shared memory, which has " + std::to_string(machine.grid.shared_bytes));
     }
   }
 }
 
-void enter_fiber() {
+// --- the life of fibers, CTAs and clusters
+
+// The running thread has returned from the kernel.
+void leave() {
+  Fiber* fiber = machine.current;
+  Cta* cta = fiber->cta;
+  if (!fiber->copies.empty()) {
+    fail("left with " + std::to_string(fiber->copies.size()) +
+         " asynchronous copies that it never waited for");
+  }
+  fiber->has_left = true;
+  if (--cta->running == 0) {
+    check_guard(*cta);
+    // Others of the cluster may no longer look into its shared memory.
+    cta->shared->set_closed(true);
+  }
+  if (--cta->cluster->running > 0) return hand_over();
+  machine.ended = cta->cluster;
+  Context::switch_to(&fiber->context, &machine.launch);
+}
+
+void live() {
+  Context::enter();
   for (;;) {
     (*machine.thread)();
-    Fiber* fiber = machine.current;
-    fiber->finished = true;
-    switch_context(&fiber->context, &machine.scheduler);
+    leave();  // returns when the fiber has become a thread of another CTA
   }
 }
 
 Fiber* take_fiber() {
-  if (!machine.spare.empty()) {
-    Fiber* fiber = machine.spare.back();
-    machine.spare.pop_back();
-    return fiber;
-  }
-  auto* fiber = new Fiber;
-  fiber->stack =
-      mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (fiber->stack == MAP_FAILED) throw std::bad_alloc();
-  ucontext_t* entry = &fiber->context.entry;
-  getcontext(entry);
-  entry->uc_stack.ss_sp = fiber->stack;
-  entry->uc_stack.ss_size = kStackBytes;
-  entry->uc_link = nullptr;
-  makecontext(entry, enter_fiber, 0);
-  fiber->context.started = false;
+  if (machine.spare_fibers.empty()) return new Fiber(live, machine.num_fibers++);
+  Fiber* fiber = machine.spare_fibers.back().release();
+  machine.spare_fibers.pop_back();
   return fiber;
 }
 
-void discard(Fiber* fiber) {
-  munmap(fiber->stack, kStackBytes);
-  delete fiber;
+std::unique_ptr<FencedMemory> take_shared_memory() {
+  const auto bytes = static_cast<size_t>(machine.grid.shared_bytes);
+  std::unique_ptr<FencedMemory> memory;
+  if (machine.spare_memory.empty()) {
+    memory = std::make_unique<FencedMemory>(bytes);
+  } else {
+    memory = std::move(machine.spare_memory.back());
+    machine.spare_memory.pop_back();
+    memory->set_closed(false);
+  }
+  std::memset(memory->begin(), kPoison, bytes);
+  std::memset(memory->begin() + bytes, kGuard,
+              static_cast<size_t>(memory->end() - memory->begin()) - bytes);
+  return memory;
 }
 
 void start_cluster(int64_t index) {
@@ -251,46 +373,30 @@ void start_cluster(int64_t index) {
     cta->index = index * grid.cluster + rank;
     cta->rank = rank;
     cta->cluster = cluster.get();
-    cta->memory.resize(static_cast<size_t>(grid.shared_bytes + 2 * kGuardBytes + 1024));
-    std::memset(cta->memory.data(), kGuard, cta->memory.size());
-    const auto base = reinterpret_cast<uintptr_t>(cta->memory.data()) + kGuardBytes;
-    cta->shared = reinterpret_cast<char*>((base + 1023) / 1024 * 1024);
-    std::memset(cta->shared, kPoison, static_cast<size_t>(grid.shared_bytes));
-    cta->warps.resize(static_cast<size_t>(grid.threads + 31) / 32);
+    cta->shared = take_shared_memory();
+    cta->warps.resize(static_cast<size_t>(grid.threads / 32));
+    cta->running = grid.threads;
     for (int thread = 0; thread < grid.threads; ++thread) {
       Fiber* fiber = take_fiber();
+      fiber->place = {thread, cta->index, cta->shared->begin()};
       fiber->cta = cta.get();
-      fiber->thread = thread;
-      fiber->finished = false;
-      fiber->waiting = nullptr;
+      fiber->warp = &cta->warps[static_cast<size_t>(thread / 32)];
+      fiber->warp->lanes[thread % 32] = fiber;
+      fiber->has_left = false;
+      fiber->group = 0;
       cta->fibers.push_back(fiber);
-      cta->warps[static_cast<size_t>(thread / 32)].lanes[thread % 32] = fiber;
-      machine.ready.push_back(fiber);
     }
+    make_ready(cta.get());
     cluster->running += grid.threads;
     cluster->ctas.push_back(std::move(cta));
   }
   machine.resident.push_back(std::move(cluster));
 }
 
-void check_guards(const Cta& cta) {
-  const char* end = cta.shared + machine.grid.shared_bytes;
-  for (int64_t i = 1; i <= kGuardBytes; ++i) {
-    if (static_cast<unsigned char>(cta.shared[-i]) != kGuard ||
-        static_cast<unsigned char>(end[i - 1]) != kGuard) {
-      throw Fault("CTA " + std::to_string(cta.index) + " wrote outside its shared memory");
-    }
-  }
-}
-
 void finish_cluster(Cluster* cluster) {
   for (const auto& cta : cluster->ctas) {
-    for (Fiber* fiber : cta->fibers) {
-      fiber->open_group.clear();
-      fiber->groups.clear();
-      machine.spare.push_back(fiber);
-    }
-    check_guards(*cta);
+    for (Fiber* fiber : cta->fibers) machine.spare_fibers.emplace_back(fiber);
+    machine.spare_memory.push_back(std::move(cta->shared));
   }
   auto at = std::find_if(machine.resident.begin(), machine.resident.end(),
                          [&](const auto& c) { return c.get() == cluster; });
@@ -301,11 +407,12 @@ void finish_cluster(Cluster* cluster) {
 void abandon() {
   for (const auto& cluster : machine.resident) {
     for (const auto& cta : cluster->ctas) {
-      for (Fiber* fiber : cta->fibers) discard(fiber);
+      for (Fiber* fiber : cta->fibers) delete fiber;
     }
   }
   machine.resident.clear();
   machine.ready.clear();
+  machine.turn_lanes = 0;
 }
 
 std::string deadlock_report() {
@@ -315,8 +422,8 @@ std::string deadlock_report() {
     for (const auto& cta : cluster->ctas) {
       std::map<std::string, std::vector<int>> places;
       for (Fiber* fiber : cta->fibers) {
-        places[fiber->finished ? "has left" : std::string("waits at ") + fiber->waiting].push_back(
-            fiber->thread);
+        places[fiber->has_left ? "has left" : std::string("waits at ") + fiber->waiting].push_back(
+            fiber->place.thread);
       }
       for (const auto& [place, threads] : places) {
         text << " CTA " << cta->index << ": " << threads.size() << " threads (first "
@@ -327,7 +434,53 @@ std::string deadlock_report() {
   return text.str();
 }
 
+void check_grid(const Grid& grid) {
+  if (grid.ctas < 1 || grid.threads < 1 || grid.threads > 1024 || grid.threads % 32 != 0) {
+    throw Fault("a launch of " + std::to_string(grid.ctas) + " CTAs of " +
+                std::to_string(grid.threads) + " threads");
+  }
+  if (grid.shared_bytes < 0 || grid.shared_bytes > kMaxSharedBytes) {
+    throw Fault("a launch with " + std::to_string(grid.shared_bytes) +
+                " bytes of shared memory; a CTA has at most " + std::to_string(kMaxSharedBytes));
+  }
+  if (grid.cluster < 1 || grid.cluster > 8 || grid.ctas % grid.cluster != 0) {
+    throw Fault("a launch of " + std::to_string(grid.ctas) + " CTAs in clusters of " +
+                std::to_string(grid.cluster));
+  }
+}
+
+// Starts clusters and lets fibers run until all have left.
+void run_clusters() {
+  const Grid& grid = machine.grid;
+  std::vector<int64_t> waiting(static_cast<size_t>(grid.ctas / grid.cluster));
+  for (size_t i = 0; i < waiting.size(); ++i) waiting[i] = static_cast<int64_t>(i);
+  const size_t limit = grid.cooperative ? waiting.size() : kResidentClusters;
+  for (;;) {
+    while (!waiting.empty() && machine.resident.size() < limit) {
+      std::swap(waiting[machine.draw_below(waiting.size())], waiting.back());
+      start_cluster(waiting.back());
+      waiting.pop_back();
+    }
+    Fiber* first = next_fiber();
+    if (first == nullptr) {
+      if (machine.resident.empty()) return;
+      throw Fault(deadlock_report());
+    }
+    machine.ended = nullptr;
+    run(first);
+    Context::switch_to(&machine.launch, &first->context);
+    machine.current = nullptr;
+    if (!machine.fault.empty()) throw Fault(machine.fault);
+    if (machine.ended != nullptr) finish_cluster(machine.ended);
+  }
+}
+
 }  // namespace
+
+const Place* here = nullptr;
+const Grid* this_grid = &machine.grid;
+
+// --- for the host
 
 void set_seed(uint64_t seed) {
   machine.random = (seed + 1) * 0x9e3779b97f4a7c15u;
@@ -351,73 +504,50 @@ std::vector<Traffic> traffic() {
 }
 
 void run_grid(const Grid& grid, const std::function<void()>& thread) {
-  if (grid.ctas < 1 || grid.threads < 1 || grid.threads > 1024 || grid.threads % 32 != 0) {
-    throw Fault("a launch of " + std::to_string(grid.ctas) + " CTAs of " +
-                std::to_string(grid.threads) + " threads");
-  }
-  if (grid.shared_bytes < 0 || grid.shared_bytes > kMaxSharedBytes) {
-    throw Fault("a launch with " + std::to_string(grid.shared_bytes) +
-                " bytes of shared memory; a CTA has at most " + std::to_string(kMaxSharedBytes));
-  }
-  if (grid.cluster < 1 || grid.cluster > 8 || grid.ctas % grid.cluster != 0) {
-    throw Fault("a launch of " + std::to_string(grid.ctas) + " CTAs in clusters of " +
-                std::to_string(grid.cluster));
-  }
+  check_grid(grid);
+  if (grid.shared_bytes != machine.grid.shared_bytes) machine.spare_memory.clear();
   machine.grid = grid;
   machine.thread = &thread;
+  machine.launch = Context();
   machine.fault.clear();
-  std::vector<int64_t> waiting(static_cast<size_t>(grid.ctas / grid.cluster));
-  for (size_t i = 0; i < waiting.size(); ++i) waiting[i] = static_cast<int64_t>(i);
-  const size_t limit = grid.cooperative ? waiting.size() : kResidentClusters;
+  machine.idle_spins = 0;
+  const Signals signals;
   try {
-    for (;;) {
-      while (!waiting.empty() && machine.resident.size() < limit) {
-        std::swap(waiting[machine.draw_below(waiting.size())], waiting.back());
-        start_cluster(waiting.back());
-        waiting.pop_back();
-      }
-      if (machine.ready.empty()) {
-        if (machine.resident.empty()) return;
-        throw Fault(deadlock_report());
-      }
-      std::swap(machine.ready[machine.draw_below(machine.ready.size())], machine.ready.back());
-      Fiber* fiber = machine.ready.back();
-      machine.ready.pop_back();
-      machine.current = fiber;
-      switch_context(&machine.scheduler, &fiber->context);
-      if (!machine.fault.empty()) throw Fault(machine.fault);
-      if (fiber->finished && --fiber->cta->cluster->running == 0) {
-        finish_cluster(fiber->cta->cluster);
-      }
-    }
+    run_clusters();
   } catch (...) {
     abandon();
     throw;
   }
 }
 
-int thread_index() { return machine.current->thread; }
-int thread_count() { return machine.grid.threads; }
-int64_t cta_index() { return machine.current->cta->index; }
-int64_t cta_count() { return machine.grid.ctas; }
-char* shared_memory() { return machine.current->cta->shared; }
+// --- for the running thread
+
 int cluster_size() { return machine.grid.cluster; }
 int cluster_rank() { return machine.current->cta->rank; }
 
 void cta_barrier() {
   Cta* cta = machine.current->cta;
-  meet(&cta->at_barrier, static_cast<size_t>(machine.grid.threads), "a CTA barrier");
+  if (++cta->at_barrier < machine.grid.threads) return wait("a CTA barrier");
+  cta->at_barrier = 0;
+  machine.idle_spins = 0;
+  make_ready(cta);
+  hand_over();
 }
 
 void cluster_barrier() {
   Cluster* cluster = machine.current->cta->cluster;
-  meet(&cluster->at_barrier, static_cast<size_t>(machine.grid.threads * machine.grid.cluster),
-       "a cluster barrier");
+  if (++cluster->at_barrier < machine.grid.threads * machine.grid.cluster) {
+    return wait("a cluster barrier");
+  }
+  cluster->at_barrier = 0;
+  machine.idle_spins = 0;
+  for (const auto& cta : cluster->ctas) make_ready(cta.get());
+  hand_over();
 }
 
 void* cluster_map(void* shared, int rank) {
   Cta* cta = machine.current->cta;
-  const int64_t offset = static_cast<char*>(shared) - cta->shared;
+  const int64_t offset = static_cast<char*>(shared) - cta->shared->begin();
   if (offset < 0 || offset >= machine.grid.shared_bytes) {
     fail("cluster_map of an address that is not in this CTA's shared memory");
   }
@@ -425,7 +555,7 @@ void* cluster_map(void* shared, int rank) {
     fail("cluster_map to CTA " + std::to_string(rank) + " of a cluster of " +
          std::to_string(machine.grid.cluster));
   }
-  return cta->cluster->ctas[static_cast<size_t>(rank)]->shared + offset;
+  return cta->cluster->ctas[static_cast<size_t>(rank)]->shared->begin() + offset;
 }
 
 void check_load(const void* address, int64_t bytes) {
@@ -436,6 +566,7 @@ void check_store(const void* address, int64_t bytes) {
   Region* region = checked_region(address, bytes, "a store");
   if (!region->writable) fail("a store to " + region->name + ", which is read-only");
   region->stored += bytes;
+  machine.idle_spins = 0;
 }
 
 void check_atomic(const void* address, int64_t bytes) {
@@ -450,51 +581,59 @@ void copy_async(void* shared, const void* global, int64_t bytes, bool wanted) {
     fail("an asynchronous copy to a misaligned address");
   }
   std::memset(shared, kPoison, static_cast<size_t>(bytes));
-  fiber->open_group.push_back({shared, global, bytes, wanted});
+  fiber->copies.push_back({shared, global, bytes, wanted, fiber->group});
 }
 
-void copy_async_commit() {
-  Fiber* fiber = machine.current;
-  fiber->groups.push_back(std::move(fiber->open_group));
-  fiber->open_group.clear();
-}
+void copy_async_commit() { ++machine.current->group; }
 
 void copy_async_wait(int pending) {
   Fiber* fiber = machine.current;
-  while (fiber->groups.size() > static_cast<size_t>(pending)) {
-    complete(fiber->groups.front());
-    fiber->groups.pop_front();
+  auto& copies = fiber->copies;
+  auto unfinished = copies.begin();
+  while (unfinished != copies.end() && unfinished->group < fiber->group - pending) {
+    complete(*unfinished++);
   }
+  copies.erase(copies.begin(), unfinished);
 }
 
 void maybe_switch() {
   if (machine.draw() >> 62 != 0) return;
-  wake(machine.current);
-  switch_context(&machine.current->context, &machine.scheduler);
+  Fiber* self = machine.current;
+  make_ready(self->warp, 1u << self->lane());
+  hand_over();
+}
+
+void spin() {
+  if (++machine.idle_spins > kMaxIdleSpins) {
+    fail("waits for a change that nobody makes; the others " + deadlock_report());
+  }
+  Fiber* self = machine.current;
+  self->waiting = "a change in global memory";
+  make_ready(self->warp, 1u << self->lane());
+  hand_over();
 }
 
 void warp_collective(uint32_t mask, const char* what, void* operand,
                      void (*compute)(void* const operands[32])) {
   Fiber* fiber = machine.current;
-  Warp& warp = fiber->cta->warps[static_cast<size_t>(fiber->thread / 32)];
-  const uint32_t bit = 1u << (fiber->thread % 32);
+  Warp& warp = *fiber->warp;
+  const uint32_t bit = 1u << fiber->lane();
   if ((mask & bit) == 0) fail(std::string(what) + ": the lane is not in its own mask");
   if (warp.arrived == 0) {
     warp.mask = mask;
     warp.what = what;
-  } else if (warp.mask != mask || std::strcmp(warp.what, what) != 0) {
+  } else if (warp.mask != mask || (warp.what != what && std::strcmp(warp.what, what) != 0)) {
     fail(std::string("the warp diverged: this lane calls ") + what + ", others wait at " +
          warp.what);
   }
   warp.arrived |= bit;
-  warp.operands[fiber->thread % 32] = operand;
+  warp.operands[fiber->lane()] = operand;
   if (warp.arrived != mask) return wait(what);
   compute(warp.operands);
-  for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1) != 0 && warp.lanes[lane] != fiber) wake(warp.lanes[lane]);
-    warp.operands[lane] = nullptr;
-  }
+  for (void*& other : warp.operands) other = nullptr;
   warp.arrived = 0;
+  machine.idle_spins = 0;
+  make_ready(&warp, mask & ~bit);
 }
 
 void warp_sync(uint32_t mask) {

@@ -3,8 +3,8 @@
 //
 // Every GPU thread is a fiber with a stack of its own. One fiber runs at a time, until it must wait
 // for others (a barrier, a warp-wide operation) or reaches a point where the machine may switch;
-// which one runs next is drawn from a seeded generator. So code that lacks a barrier gives other
-// results with other seeds, and every run can be repeated.
+// which warp runs next, and its lanes in which order, is drawn from a seeded generator. So code
+// that lacks a barrier gives other results with other seeds, and every run can be repeated.
 //
 // This header is what device/*.h needs; tests use it through module.cpp.
 #pragma once
@@ -24,7 +24,6 @@ struct Fault : std::runtime_error {
 };
 
 // --- for the host
-// ---------------------------------------------------------------------------------
 
 struct Grid {
   int64_t ctas;
@@ -55,13 +54,20 @@ std::vector<Traffic> traffic();
 void run_grid(const Grid& grid, const std::function<void()>& thread);
 
 // --- for device/*.h: the running thread
-// -------------------------------------------------------------
 
-int thread_index();
-int thread_count();
-int64_t cta_index();
-int64_t cta_count();
-char* shared_memory();
+struct Place {
+  int thread;
+  int64_t cta;
+  char* shared;
+};
+extern const Place* here;      // of the running thread
+extern const Grid* this_grid;  // the one that runs
+
+inline int thread_index() { return here->thread; }
+inline int thread_count() { return this_grid->threads; }
+inline int64_t cta_index() { return here->cta; }
+inline int64_t cta_count() { return this_grid->ctas; }
+inline char* shared_memory() { return here->shared; }
 
 void cta_barrier();
 int cluster_size();
@@ -79,6 +85,10 @@ void copy_async_wait(int pending);
 
 // Lets other threads run, if the draw says so.
 void maybe_switch();
+
+// What a thread calls each time that it looks for a change that another is to make: lets others
+// run. A fault if all have long stopped changing anything.
+void spin();
 
 // Waits until every lane of `mask` has called this with the same `what`; then `compute` runs once,
 // with each lane's operand.
