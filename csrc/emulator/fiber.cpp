@@ -9,6 +9,7 @@
 #include <new>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -45,6 +46,10 @@ FencedMemory::FencedMemory(size_t bytes) {
   begin_ = static_cast<char*>(pages) + page;
   end_ = begin_ + inside;
   set_closed(false);
+#ifdef __SANITIZE_ADDRESS__
+  // Its books may still hold what was here before.
+  __asan_unpoison_memory_region(pages, inside + 2 * page);
+#endif
 }
 
 FencedMemory::~FencedMemory() {
