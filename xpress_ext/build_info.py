@@ -19,6 +19,7 @@ CUDA_OPERATORS: tuple[str, ...] = (
     "causal_mix_backward",
     "fuse_mix",
     "refiner_mlp",
+    "readout_argmax",
 )
 
 _STATUS_OK = 0

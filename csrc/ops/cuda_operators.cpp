@@ -196,6 +196,7 @@ STABLE_TORCH_LIBRARY_IMPL(xpress, CUDA, m) {
   m.impl("causal_mix_backward", TORCH_BOX(&causal_mix_backward<CudaBackend>));
   m.impl("project_hidden", TORCH_BOX(&project_hidden<CudaBackend>));
   m.impl("refiner_mlp", TORCH_BOX(&refiner_mlp<CudaBackend>));
+  m.impl("readout_argmax", TORCH_BOX(&readout_argmax<CudaBackend>));
   m.impl("fuse_mix", TORCH_BOX(&fuse_mix<CudaBackend>));
   m.impl("_device_probe", TORCH_BOX(&device_probe));
 }
