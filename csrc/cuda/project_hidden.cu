@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/project_hidden_plan.h"
 #include "device/launch.h"
 #include "kernels/project_hidden.cuh"
@@ -10,6 +12,7 @@ template <class T, int kRowTiles, int kColumnTiles>
 Status launch_tile(const ProjectHiddenParams& p, const ProjectHiddenPlan& plan, int64_t n0,
                    int64_t blocks, const T* rows, const T* means, void* stream) {
   using Kernel = kernels::ProjectHidden<T, kRowTiles, kColumnTiles>;
+  static_assert(sizeof(typename Kernel::Shared) <= kProjectSharedBytes);
   return device::launch(
       kernels::project_hidden_kernel<T, kRowTiles, kColumnTiles>,
       {project_ctas(blocks, p.r, plan), Kernel::kThreads, sizeof(typename Kernel::Shared)}, stream,

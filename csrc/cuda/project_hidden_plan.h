@@ -11,6 +11,9 @@ namespace xpress::cuda {
 // Blocks are taken in rounds of at most this many, which bounds the scratch memory.
 constexpr int64_t kProjectRound = 64;
 
+// Shared memory of a CTA at most; the largest tile is not chosen where there is less.
+constexpr int64_t kProjectSharedBytes = 96 << 10;
+
 struct ProjectHiddenPlan {
   int64_t round;     // blocks per pair of launches
   int row_tiles;     // of 16 slots, per CTA: 1, 2 or 4
@@ -34,7 +37,8 @@ inline ProjectHiddenPlan plan_project_hidden(int64_t N, int64_t B, int64_t r, in
   };
   const ProjectHiddenPlan large = plan(4, 4);
   const bool is_enough = 2 * project_ctas(large.round, r, large) >= limits.num_sms;
-  if (element_size == 2 && is_enough) return large;
+  const bool has_room = limits.shared_bytes_per_cta >= kProjectSharedBytes;
+  if (element_size == 2 && is_enough && has_room) return large;
   return plan(N * B <= 16 ? 1 : 2, 1);
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/refiner_mlp_plan.h"
 #include "device/launch.h"
 #include "kernels/refiner_mlp.cuh"
@@ -10,6 +12,9 @@ template <class T>
 Status run(const RefinerMlpParams& p, void* scratch, const DeviceLimits& limits, void* stream) {
   using Kernel = kernels::RefinerMlp<T>;
   const RefinerMlpPlan plan = plan_refiner_mlp(p.rows, p.r, p.m, sizeof(T), limits);
+  if (std::max(plan.hidden.shared_bytes, plan.down.shared_bytes) > limits.shared_bytes_per_cta) {
+    return Status::kUnsupportedShape;
+  }
   T* hidden = static_cast<T*>(scratch);
   const auto tiling = [](const MlpProductPlan& product) {
     return typename Kernel::Tiling{product.row_tiles, product.column_tiles, product.chunk};

@@ -25,8 +25,9 @@ struct RefinerMlpPlan {
 constexpr int64_t kMlpSharedBytes = 96 << 10;
 
 // The largest tile that still gives every SM a CTA, since a larger tile reads less and more SMs
-// read faster. `weights` is the number of weight rows per column; `one_chunk` asks for the whole
-// `width` at once, for which the smallest tile has room in any case.
+// read faster; a shared_bytes beyond the device's means that not even the smallest tile fits.
+// `weights` is the number of weight rows per column; `one_chunk` asks for the whole `width` at
+// once.
 inline MlpProductPlan plan_mlp_product(int64_t rows, int64_t columns, int64_t width, int weights,
                                        int64_t element_size, bool one_chunk,
                                        const DeviceLimits& limits) {
@@ -42,14 +43,15 @@ inline MlpProductPlan plan_mlp_product(int64_t rows, int64_t columns, int64_t wi
   int column_tiles = 4;
   while (column_tiles > 1 && ctas(row_tiles, column_tiles) < limits.num_sms) column_tiles /= 2;
   while (row_tiles > 1 && ctas(row_tiles, column_tiles) < limits.num_sms) --row_tiles;
+  const int64_t budget = std::min(kMlpSharedBytes, limits.shared_bytes_per_cta);
   int64_t chunk = width;
   if (one_chunk) {
-    while (row_tiles > 1 && bytes(row_tiles, column_tiles, chunk) > kMlpSharedBytes) --row_tiles;
-    while (column_tiles > 1 && bytes(row_tiles, column_tiles, chunk) > kMlpSharedBytes) {
+    while (row_tiles > 1 && bytes(row_tiles, column_tiles, chunk) > budget) --row_tiles;
+    while (column_tiles > 1 && bytes(row_tiles, column_tiles, chunk) > budget) {
       column_tiles /= 2;
     }
   } else {
-    while (chunk > 32 && bytes(row_tiles, column_tiles, chunk) > kMlpSharedBytes) chunk -= 32;
+    while (chunk > 32 && bytes(row_tiles, column_tiles, chunk) > budget) chunk -= 32;
   }
   return {row_tiles, column_tiles, static_cast<int>(chunk), ctas(row_tiles, column_tiles),
           bytes(row_tiles, column_tiles, chunk)};
