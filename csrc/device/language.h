@@ -11,11 +11,14 @@
 #include "emulator/machine.h"
 #define XPRESS_DEVICE inline
 #define XPRESS_KERNEL(max_threads) void
+#define XPRESS_LARGE_KERNEL(max_threads) void
 #define XPRESS_UNROLL
 #define XPRESS_UNROLL_BY(count) static_assert((count) >= 1, "an unroll factor");
 #else
 #define XPRESS_DEVICE __device__ __forceinline__
 #define XPRESS_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)
+// One whose CTA may have all registers of an SM.
+#define XPRESS_LARGE_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads, 1)
 #define XPRESS_PRAGMA(text) _Pragma(#text)
 #define XPRESS_UNROLL XPRESS_PRAGMA(unroll)
 #define XPRESS_UNROLL_BY(count) XPRESS_PRAGMA(unroll count)

@@ -43,6 +43,15 @@ XPRESS_DEVICE uint32_t ballot(bool predicate) {
 #endif
 }
 
+// The lowest set bit of a mask that has one.
+XPRESS_DEVICE int lowest_bit(uint32_t mask) {
+#ifdef XPRESS_EMULATE
+  return __builtin_ctz(mask);
+#else
+  return __ffs(static_cast<int>(mask)) - 1;
+#endif
+}
+
 XPRESS_DEVICE uint64_t max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 // The greatest key of the warp, in every lane.

@@ -12,4 +12,11 @@ enum class Status : int {
   kCudaError = 4,         // any other failure that the CUDA runtime reports
 };
 
+// Returns from the calling function where a step of several did not succeed.
+#define XPRESS_TRY(step)                                                \
+  do {                                                                  \
+    const ::xpress::Status status_of_step = (step);                     \
+    if (status_of_step != ::xpress::Status::kOk) return status_of_step; \
+  } while (false)
+
 }  // namespace xpress
