@@ -19,7 +19,9 @@ CUDA_OPERATORS: tuple[str, ...] = (
     "causal_mix_backward",
     "fuse_mix",
     "refiner_mlp",
+    "top_candidates",
     "readout_argmax",
+    "jacobi_refine",
 )
 
 _STATUS_OK = 0

@@ -187,8 +187,9 @@ int64_t device_probe(const Tensor arch) {
 
 }  // namespace
 
-int64_t cuda_workspace_bytes(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool) {
-  return 0;
+int64_t cuda_workspace_bytes(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, int64_t top_c,
+                             bool exact) {
+  return cuda::jacobi_workspace_bytes(N, B, H, r, m, top_c, exact);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(xpress, CUDA, m) {
@@ -197,6 +198,9 @@ STABLE_TORCH_LIBRARY_IMPL(xpress, CUDA, m) {
   m.impl("project_hidden", TORCH_BOX(&project_hidden<CudaBackend>));
   m.impl("refiner_mlp", TORCH_BOX(&refiner_mlp<CudaBackend>));
   m.impl("readout_argmax", TORCH_BOX(&readout_argmax<CudaBackend>));
+  m.impl("top_candidates", TORCH_BOX(&top_candidates<CudaBackend>));
+  m.impl("jacobi_refine", TORCH_BOX(&jacobi_refine<CudaBackend>));
+  m.impl("jacobi_refine.out", TORCH_BOX(&jacobi_refine_out<CudaBackend>));
   m.impl("fuse_mix", TORCH_BOX(&fuse_mix<CudaBackend>));
   m.impl("_device_probe", TORCH_BOX(&device_probe));
 }
