@@ -37,7 +37,7 @@ def main() -> None:
         "-DXPRESS_CUDA=1",
         "-DXPRESS_WERROR=1",
     )
-    run(ninja, "-C", str(BUILD), f"-j{xpress_build.jobs(with_cuda=True)}", "xpress_cuda")
+    run(ninja, "-C", str(BUILD), f"-j{xpress_build.jobs(with_cuda=True)}", "-k0", "xpress_cuda")
     seconds = time.monotonic() - start
     print(f"compiled without a warning for {ARCHITECTURES} in {seconds:.0f} s")
 

@@ -21,6 +21,7 @@ CUDA_OPERATORS: tuple[str, ...] = (
     "refiner_mlp",
     "top_candidates",
     "readout_argmax",
+    "refined_logits",
     "jacobi_refine",
 )
 

@@ -193,15 +193,7 @@ int64_t cuda_workspace_bytes(int64_t N, int64_t B, int64_t H, int64_t r, int64_t
 }
 
 STABLE_TORCH_LIBRARY_IMPL(xpress, CUDA, m) {
-  m.impl("causal_mix", TORCH_BOX(&causal_mix<CudaBackend>));
-  m.impl("causal_mix_backward", TORCH_BOX(&causal_mix_backward<CudaBackend>));
-  m.impl("project_hidden", TORCH_BOX(&project_hidden<CudaBackend>));
-  m.impl("refiner_mlp", TORCH_BOX(&refiner_mlp<CudaBackend>));
-  m.impl("readout_argmax", TORCH_BOX(&readout_argmax<CudaBackend>));
-  m.impl("top_candidates", TORCH_BOX(&top_candidates<CudaBackend>));
-  m.impl("jacobi_refine", TORCH_BOX(&jacobi_refine<CudaBackend>));
-  m.impl("jacobi_refine.out", TORCH_BOX(&jacobi_refine_out<CudaBackend>));
-  m.impl("fuse_mix", TORCH_BOX(&fuse_mix<CudaBackend>));
+  register_operators<CudaBackend>(m);
   m.impl("_device_probe", TORCH_BOX(&device_probe));
 }
 
