@@ -54,7 +54,7 @@ struct ReadoutCandidates {
 };
 
 template <class T>
-XPRESS_KERNEL(ReadoutCandidates<T>::kThreads)
+XPRESS_LARGE_KERNEL(ReadoutCandidates<T>::kThreads)
 readout_candidates_kernel(typename ReadoutCandidates<T>::Params p) {
   using namespace device;
   using Kernel = ReadoutCandidates<T>;

@@ -67,7 +67,7 @@ XPRESS_DEVICE void fill_stage(const ReadoutTiled::Params<T>& p, int64_t id0, int
 }
 
 template <class T>
-XPRESS_KERNEL(ReadoutTiled::kThreads)
+XPRESS_LARGE_KERNEL(ReadoutTiled::kThreads)
 readout_tiled_kernel(ReadoutTiled::Params<T> p) {
   using namespace device;
   using Kernel = ReadoutTiled;
