@@ -6,8 +6,8 @@
 //
 // grad_mixer is a sum over the whole batch, which in training is thousands of blocks. A CTA owns a
 // tile of 4 by 4 pairs (k, j) and 32 channels, a lane per channel, the 16 sums in registers: 8
-// loads for 16 multiply-adds. Its warps take every eighth block each, and their sums are added in
-// the order of the warps, so that equal inputs give equal bits.
+// loads for 16 multiply-adds. Each of its eight warps takes every eighth block, and their sums are
+// added in the order of the warps, so that equal inputs give equal bits.
 //
 // Floor, r=256, B=16, N=6400 (a training step): 3 tensors of 105 MB, 73 us at 4.3 TB/s. grad_mixer
 // reads grad_out and x from L2 2.5 times each.
@@ -82,7 +82,7 @@ causal_mix_grad_mixer_kernel(typename CausalMixBackward<T>::Params p) {
   const int64_t tile = cta_index() / groups;
   const int k0 = static_cast<int>(tile / tiles) * kTile;
   const int j0 = static_cast<int>(tile % tiles) * kTile;
-  const int64_t c0 = cta_index() % groups * kChannels, c = c0 + lane_index();
+  const int64_t c = cta_index() % groups * kChannels + lane_index();
 
   T sums[kTile][kTile] = {};
   if (j0 <= k0) {  // a tile above the diagonal is all zero

@@ -150,10 +150,44 @@ XPRESS_DEVICE HeldRows<T, Rows> hold_8_rows(const Rows& rows, int k0) {
   }
 }
 
+// acc[i] += A * B_i^T over k = 0 ... width-1. Several steps of 16-bit B, which may come from far,
+// are loaded before the first of them is used.
+template <class T, int kCount, class A, class B>
+XPRESS_DEVICE void products(float (&acc)[kCount][4], const A& a, const B (&b)[kCount], int width) {
+  constexpr int kSteps = std::is_same_v<T, float> ? 1 : 8 / kCount;
+  for (int first = 0; first < width; first += kSteps * kProductStep) {
+    Bytes16 held[kSteps][kCount];
+    XPRESS_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int k0 = first + step * kProductStep;
+      if (k0 >= width) break;
+      XPRESS_UNROLL
+      for (int i = 0; i < kCount; ++i) held[step][i] = hold_8_rows<T>(b[i], k0).low;
+    }
+    XPRESS_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int k0 = first + step * kProductStep;
+      if (k0 >= width) break;
+      const auto rows = hold_16_rows<T>(a, k0);
+      XPRESS_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        product_step<T>(acc[i], rows, HeldRows<T, B>{b[i], held[step][i], {}}, k0);
+      }
+    }
+  }
+}
+
 // acc += A * B^T over k = 0 ... width-1.
 template <class T, class A, class B>
 XPRESS_DEVICE void product(float (&acc)[4], const A& a, const B& b, int width) {
-  for (int k0 = 0; k0 < width; k0 += kProductStep) product_step<T>(acc, a, b, k0);
+  if constexpr (std::is_same_v<T, float>) {
+    for (int k0 = 0; k0 < width; k0 += kProductStep) product_step<T>(acc, a, b, k0);
+  } else {
+    float sums[1][4] = {{acc[0], acc[1], acc[2], acc[3]}};
+    products<T>(sums, a, {b}, width);
+    XPRESS_UNROLL
+    for (int i = 0; i < 4; ++i) acc[i] = sums[0][i];
+  }
 }
 
 // Calls visit(row, column, value) for the four elements of a [16, 8] product that this lane owns.
