@@ -20,13 +20,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("README.md", "docs/method.md", "docs/cpu.md")
+DOCUMENTS = ("README.md", "docs/method.md", "docs/cpu.md", "docs/kernels.md")
 
 CURVE = "latency_qwen3-8b.json"
 CURVE_PLOT = "latency_qwen3-8b.png"
 BARS = "latency_bars.json"
 ACCEPTANCE = "acceptance_smollm2.json"
 DEMO = "demo_smollm2.json"
+RESOURCES = "kernel_resources.json"
+TRAFFIC = "kernel_traffic.json"
 
 SHOWN_PASSES = (1, 4, 6, 15)
 _MARK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -228,11 +230,53 @@ def _cost_of_verifying(result: Result) -> str:
     return f"Of that, verifying a block costs the target {refined / plain:.2f} plain steps."
 
 
+def resources(results: Callable[[str], Result]) -> str:
+    """Registers and barriers of every kernel, by architecture."""
+    table = results(RESOURCES)
+    kernels = table["kernels"]
+    rows = []
+    for name in sorted({name for found in kernels.values() for name in found}):
+        cells = [f"`{name}`"]
+        for found in kernels.values():
+            at = found.get(name)
+            cells.append("" if at is None else f"{at['registers']} / {at['barriers']}")
+        rows.append(cells)
+    columns = ["kernel", *(f"{a.removeprefix('sm_')}: registers / barriers" for a in kernels)]
+    spilling = any(at["local"] for found in kernels.values() for at in found.values())
+    return (
+        f"nvcc {table['nvcc']}; local memory and spills: {'some' if spilling else 'none'}.\n\n"
+        + markdown(columns, rows)
+    )
+
+
+def traffic(results: Callable[[str], Result]) -> str:
+    """Bytes of every operator beside their floor."""
+    table = results(TRAFFIC)
+    shape = ", ".join(f"{name}={value}" for name, value in table["shape"].items())
+    rows = []
+    for at in table["rows"]:
+        total = at["loaded"] + at["stored"]
+        sweeps = at["readout"] / at["once"]
+        rows.append(
+            [
+                at["name"],
+                f"{total / 1e6:.3f}",
+                f"{at['floor'] / 1e6:.3f}",
+                f"{total / at['floor']:.2f}x",
+                f"{sweeps:.2f}" if sweeps >= 1 else "",
+            ]
+        )
+    columns = ["call", "MB", "floor, MB", "ratio", "W_r read, times"]
+    return f"{shape}; bf16.\n\n{markdown(columns, rows)}"
+
+
 SECTIONS: dict[str, tuple[tuple[str, ...], Callable[[Callable[[str], Result]], str]]] = {
     "latency": ((CURVE,), latency),
     "bars": ((BARS,), bars),
     "acceptance": ((ACCEPTANCE,), acceptance),
     "demo": ((DEMO,), demo),
+    "traffic": ((TRAFFIC,), traffic),
+    "resources": ((RESOURCES,), resources),
 }
 
 
