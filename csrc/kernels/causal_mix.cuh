@@ -34,14 +34,26 @@ struct CausalMix {
   };
 };
 
-// Sum over j <= k of mixer[k, j, c] * x[j], for one channel c: `mixer_row` is at mixer[k, 0, c],
-// `x` at the channel of slot 0 in shared memory, `x_stride` elements from slot to slot.
+// Sum over j <= k of factors[j * factors_stride] * x[j * x_stride], in one chain: factors in the
+// mixer, x in shared memory. Eight factors are loaded before the first of them is used.
 template <class T>
-XPRESS_DEVICE T mix_slot(const T* mixer_row, int64_t r, const T* x, int x_stride, int k) {
-  T sum = device::load_global(mixer_row) * x[0];
-  XPRESS_UNROLL_BY(8)
-  for (int j = 1; j <= k; ++j) {
-    sum = device::fma(device::load_global(mixer_row + j * r), x[j * x_stride], sum);
+XPRESS_DEVICE T mix_slot(const T* factors, int64_t factors_stride, const T* x, int x_stride,
+                         int k) {
+  constexpr int kAhead = 8;
+  T sum = 0;
+  for (int first = 0; first <= k; first += kAhead) {
+    T loaded[kAhead];
+    XPRESS_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i <= k) loaded[i] = device::load_global(factors + (first + i) * factors_stride);
+    }
+    XPRESS_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int j = first + i;
+      if (j > k) break;
+      const T value = x[j * x_stride];
+      sum = j == 0 ? loaded[i] * value : device::fma(loaded[i], value, sum);
+    }
   }
   return sum;
 }

@@ -15,6 +15,7 @@
 
 #include "device/barrier.h"
 #include "device/memory.h"
+#include "kernels/causal_mix.cuh"
 #include "xpress/limits.h"
 
 namespace xpress::kernels {
@@ -60,12 +61,9 @@ causal_mix_grad_x_kernel(typename CausalMixBackward<T>::Params p) {
   }
   cta_sync();
   for (int j = warp_index(); j < p.B; j += warp_count()) {
-    const T* factor = p.mixer + (int64_t{j} * p.B + j) * p.r + c;  // mixer[k, j, c] from k = j on
-    T sum = load_global(factor) * shared.grad_out[j][lane_index()];
-    XPRESS_UNROLL_BY(8)
-    for (int k = j + 1; k < p.B; ++k) {
-      sum = fma(load_global(factor + (k - j) * p.B * p.r), shared.grad_out[k][lane_index()], sum);
-    }
+    const T* factors = p.mixer + (int64_t{j} * p.B + j) * p.r + c;  // mixer[k, j, c] from k = j on
+    const T sum = mix_slot(factors, p.B * p.r, &shared.grad_out[j][lane_index()], Kernel::kChannels,
+                           p.B - 1 - j);
     store_global(p.grad_x + (n * p.B + j) * p.r + c, sum);
   }
 }

@@ -41,12 +41,21 @@ XPRESS_DEVICE void round_column(const typename RoundHidden<T>::Params& p, int64_
   using namespace device;
   const S* hidden = static_cast<const S*>(p.hidden.data) + n * p.hidden.stride0 + h;
   T* rows = p.rows + n * p.B * p.H + h;
+  constexpr int kAhead = 8;  // loads in flight
   float sum = 0.0f;
-  XPRESS_UNROLL_BY(8)
-  for (int64_t k = 0; k < p.B; ++k) {
-    const float value = to_float(load_global(hidden + k * p.hidden.stride1));
-    store_global(rows + k * p.H, round_to<T>(value));
-    sum += value;
+  for (int64_t first = 0; first < p.B; first += kAhead) {
+    S values[kAhead];
+    XPRESS_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i < p.B) values[i] = load_global(hidden + (first + i) * p.hidden.stride1);
+    }
+    XPRESS_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= p.B) break;
+      const float value = to_float(values[i]);
+      store_global(rows + (first + i) * p.H, round_to<T>(value));
+      sum += value;
+    }
   }
   store_global(p.means + n * p.H + h, round_to<T>(sum / static_cast<float>(p.B)));
 }
@@ -123,6 +132,7 @@ XPRESS_DEVICE void multiply_slice(const T* rows, int count, const T* weights, in
                                         k0);
       }
     }
+    device::warp_sync();  // or the compiler would put products before the last loads
     XPRESS_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       const int k0 = (first + step * slices) * kProductStep;
