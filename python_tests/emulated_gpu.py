@@ -82,7 +82,7 @@ def test_the_out_forms_write_what_the_others_return_and_nothing_else() -> None:
         call("refined_logits", *rows, out=out)
         assert torch.equal(out, call("refined_logits", *rows))
     for name, options in {"jacobi_refine": (0, False), "jacobi_refine, exact": (5, True)}.items():
-        size = ops.jacobi_workspace(2, 8, 32, 32, 64, *options)
+        size = ops.jacobi_workspace(2, 8, 32, 32, 64, *options, device="cuda")
         memory = _aligned_bytes(size + 4096)
         outputs = (torch.full((2, 7), -7), *torch.full((2, 2), -7, dtype=torch.int32))
         with switched_on():
@@ -100,7 +100,7 @@ def test_the_out_forms_write_what_the_others_return_and_nothing_else() -> None:
 )
 def test_a_workspace_that_does_not_do_is_refused(size: int, offset: int, message: str) -> None:
     arguments = samples(torch.float32)["jacobi_refine"]
-    size += ops.jacobi_workspace(2, 8, 32, 32, 64)
+    size += ops.jacobi_workspace(2, 8, 32, 32, 64, device="cuda")
     memory = _aligned_bytes(size + offset)
     outputs = (torch.empty(2, 7, dtype=torch.int64), *torch.empty(2, 2, dtype=torch.int32))
     named = dict(zip(OUTPUTS, outputs, strict=True))

@@ -110,6 +110,14 @@ def test_a_workspace_of_impossible_sizes_is_refused(sizes: tuple, message: str) 
         ops.jacobi_workspace(*sizes)
 
 
+def test_a_workspace_for_any_device_is_as_large_as_the_largest() -> None:
+    sizes = (2, 4, 32, 32, 32, 8, True)
+    largest = max(ops.jacobi_workspace(*sizes, device=device) for device in ("cpu", "cuda:1"))
+    assert ops.jacobi_workspace(*sizes) == largest
+    with pytest.raises(ValueError, match="device is neither the CPU nor a CUDA device"):
+        ops.jacobi_workspace(*sizes, device="xpu")
+
+
 def test_a_missing_output_is_named() -> None:
     outputs = {**_outputs(), "workspace": None}
     with pytest.raises(ValueError, match="workspace is None; expected a tensor"):

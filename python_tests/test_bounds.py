@@ -91,7 +91,7 @@ def into_guarded_outputs(
     N, B, H = fenced.hidden.shape
     m, r = fenced.mlp_down.shape[1], fenced.readout.shape[1]
     outputs = [guarded(torch.zeros_like(tensor), side) for tensor in expected]
-    size = ops.jacobi_workspace(N, B, H, r, m, top_c, exact)
+    size = ops.jacobi_workspace(N, B, H, r, m, top_c, exact, "cpu")
     workspace = guarded(torch.zeros(size, dtype=torch.uint8), side, align=64)
     names = ("tokens", "passes", "full_readouts")
     torch.ops.xpress.jacobi_refine.out(

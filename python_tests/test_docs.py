@@ -118,4 +118,4 @@ def test_workspace_is_within_the_bound_of_cpu_md(
     candidates = 8 * N * D * (C + D * exact) if C else 0
     project = block * min(N, max(1, 2 * 2**20 // block))
     bound = 16 * N * B * r + candidates + 64 * N * B + max(project, 512 * m) + 2048
-    assert ops.jacobi_workspace(N, B, H, r, m, C, exact) <= bound
+    assert ops.jacobi_workspace(N, B, H, r, m, C, exact, "cpu") <= bound

@@ -160,7 +160,7 @@ def jacobi_refine(
 
     ``torch.ops.xpress.jacobi_refine.out`` takes the same arguments and ``tokens``, ``passes``,
     ``full_readouts`` and ``workspace`` (uint8, aligned to 64 bytes, on a GPU to 128, of at least
-    ``torch.ops.xpress.jacobi_workspace(N, B, H, r, m, top_c, exact)`` bytes) to write to.
+    ``torch.ops.xpress.jacobi_workspace(N, B, H, r, m, top_c, exact, device)`` bytes) to write to.
 
     Args:
         base_logits: [N,D,V] fp32, bf16 or fp16: the drafter's logits of slots 1..B-1.
@@ -205,13 +205,21 @@ def jacobi_refine(
 
 
 def jacobi_workspace(
-    N: int, B: int, H: int, r: int, m: int, top_c: int = 0, exact: bool = False
+    N: int,
+    B: int,
+    H: int,
+    r: int,
+    m: int,
+    top_c: int = 0,
+    exact: bool = False,
+    device: torch.device | str | None = None,
 ) -> int:
-    """Bytes of workspace that ``jacobi_refine.out`` needs; they do not depend on V.
+    """Bytes of workspace that ``jacobi_refine.out`` needs on a device; they do not depend on V.
 
-    The same for every device: what the one that needs most of this build's needs.
+    Without a device: as many as do on whichever device the tensors will be.
     """
-    return _xpress.jacobi_workspace(N, B, H, r, m, top_c, exact)
+    place = None if device is None else torch.device(device)
+    return _xpress.jacobi_workspace(N, B, H, r, m, top_c, exact, place)
 
 
 # ------------------------------------------------------------------- shapes, for torch.compile

@@ -67,8 +67,9 @@ struct CpuBackend {
 
 }  // namespace
 
+// Bytes of jacobi_refine's workspace on a device; without one, what does on any device.
 int64_t jacobi_workspace(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, int64_t top_c,
-                         bool exact) {
+                         bool exact, const std::optional<torch::stable::Device> device) {
   check_blocks(N, "the call");
   check_block(B, "the call");
   check_rank(r, "the call");
@@ -78,8 +79,12 @@ int64_t jacobi_workspace(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, 
     fail_value("top_c is ", top_c, "; expected 0 <= top_c <= ", kMaxCandidates);
   }
   if (exact && top_c == 0) fail_value("exact is True with top_c = 0; exact needs top_c >= 1");
-  return std::max(cpu::jacobi_workspace_bytes(N, B, H, r, m, top_c, exact),
-                  cuda_workspace_bytes(N, B, H, r, m, top_c, exact));
+  const int64_t on_cpu = cpu::jacobi_workspace_bytes(N, B, H, r, m, top_c, exact);
+  const int64_t on_cuda = cuda_workspace_bytes(N, B, H, r, m, top_c, exact);
+  if (!device.has_value()) return std::max(on_cpu, on_cuda);
+  if (device->type() == DeviceType::CPU) return on_cpu;
+  if (device->type() == DeviceType::CUDA) return on_cuda;
+  fail_value("device is neither the CPU nor a CUDA device; there are operators for those only");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(xpress, CPU, m) { register_operators<CpuBackend>(m); }

@@ -22,12 +22,7 @@
 
 namespace xpress::ops {
 
-// Bytes of jacobi_refine's workspace, whatever device the tensors will be on: its schema has no
-// device, so this is what the greediest backend of the build needs. Checks the sizes.
-int64_t jacobi_workspace(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, int64_t top_c,
-                         bool exact);
-
-// What CUDA needs of it; 0 in a build without CUDA operators.
+// Bytes of jacobi_refine's workspace on CUDA; 0 in a build without CUDA operators.
 int64_t cuda_workspace_bytes(int64_t N, int64_t B, int64_t H, int64_t r, int64_t m, int64_t top_c,
                              bool exact);
 
@@ -434,7 +429,7 @@ void jacobi_refine_out(const Tensor base_logits, const Tensor hidden, const Tens
   check_dtype(workspace, "workspace", ScalarType::Byte);
   for (const auto& [tensor, name] : outputs) check_contiguous(*tensor, name);
   check_apart(outputs, inputs);
-  const int64_t needed = jacobi_workspace(p.N, p.B, p.H, p.r, p.m, p.top_c, p.exact);
+  const int64_t needed = backend.jacobi_workspace_bytes(p.N, p.B, p.H, p.r, p.m, p.top_c, p.exact);
   if (workspace.numel() < needed) {
     fail_value("workspace has ", workspace.numel(), " bytes; expected at least ", needed,
                ", as torch.ops.xpress.jacobi_workspace tells");

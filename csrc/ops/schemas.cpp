@@ -29,6 +29,6 @@ STABLE_TORCH_LIBRARY(xpress, m) {
       " Tensor? seed_tokens=None, Tensor? d2t=None, *, Tensor(a!) tokens, Tensor(b!) passes,"
       " Tensor(c!) full_readouts, Tensor(d!) workspace) -> ()");
   m.def(
-      "jacobi_workspace(int N, int B, int H, int r, int m, int top_c=0, bool exact=False)"
-      " -> int");
+      "jacobi_workspace(int N, int B, int H, int r, int m, int top_c=0, bool exact=False,"
+      " Device? device=None) -> int");
 }
