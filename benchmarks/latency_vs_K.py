@@ -3,6 +3,7 @@
     python benchmarks/latency_vs_K.py                       the curve, K = 1 .. 15, head of Qwen3-8B
     python benchmarks/latency_vs_K.py --N 8 --preset smollm2-135m --json out.json --png out.png
     python benchmarks/latency_vs_K.py --bars                K = 6 against what the project asks for
+    python benchmarks/latency_vs_K.py --device cuda         N = 1, 8, 32, by graph replay
 
 Every figure is per block (the time of a call divided by N), the median over rounds in which all
 lines take turns on the same threads. Inputs are the seeded ones of inputs.py, whose passes are
@@ -25,6 +26,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.cuda_latency import run_cuda
 from benchmarks.inputs import (
     PRESETS,
     Blocks,
@@ -50,6 +52,7 @@ _Holder = TypeVar("_Holder", PlantedHead, Blocks)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BAR_PASSES = 6  # the plateau of the method's quality, and the K that the bars are set at
 BAR_BATCHES = (1, 8)
+CUDA_BATCHES = (1, 8, 32)
 BAR_CANDIDATES = 32
 EXACT_CANDIDATES = (1, 32, 512)
 DEFAULT_OUTPUT = Path("build/benchmarks")
@@ -539,22 +542,34 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="our weights and inputs")
-    parser.add_argument("--N", type=int, help="blocks in a batch (1; with --bars: 1 and 8)")
+    parser.add_argument(
+        "--N", type=int, help="blocks in a batch (1; with --bars 1 and 8; on a GPU 1, 8 and 32)"
+    )
     parser.add_argument("--C", type=int, default=32, help="candidates per slot")
     parser.add_argument("--preset", choices=PRESETS, default="qwen3-8b", help="shape of the head")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds")
+    parser.add_argument("--repeats", type=int, help="rounds (5; on a GPU 30)")
     parser.add_argument("--threads", type=int, help="torch's threads (default: as torch chooses)")
     parser.add_argument("--bars", action="store_true", help="measure the project's bars")
     parser.add_argument("--no-compile", action="store_true", help="leave out the compiled peers")
+    parser.add_argument(
+        "--peer-vllm", type=Path, metavar="DIR", help="an unpacked vLLM 0.33 wheel; on a GPU"
+    )
     parser.add_argument("--json", type=Path, help="write everything measured here")
     parser.add_argument("--png", type=Path, help=f"the plot ({DEFAULT_OUTPUT}/latency_vs_K.png)")
     args = parser.parse_args(argv)
     args.modes = ("eager",) if args.no_compile else ("eager", "compiled", "autotuned")
     args.png = args.png or DEFAULT_OUTPUT / "latency_vs_K.png"
+    on_gpu = args.device.startswith("cuda")
+    args.repeats = args.repeats if args.repeats is not None else 30 if on_gpu else 5
     args.bar_batches = BAR_BATCHES if args.N is None else (args.N,)
+    args.batches = CUDA_BATCHES if args.N is None else (args.N,)
     args.N = 1 if args.N is None else args.N
     if args.N < 1 or args.repeats < 1:
         parser.error(f"--N {args.N}, --repeats {args.repeats}: both must be at least 1")
+    if on_gpu and (args.dtype != "bf16" or args.bars):
+        parser.error("--device cuda measures bf16, without --bars")
+    if args.peer_vllm and not on_gpu:
+        parser.error("--peer-vllm: that peer runs on a GPU only (--device cuda)")
     if not 1 <= args.C <= min(PRESETS[args.preset].V, 1024):
         parser.error(f"--C {args.C}: expected 1 to min(V, 1024)")
     return args
@@ -568,8 +583,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.threads:
         torch.set_num_threads(args.threads)
+    on_gpu = args.device.startswith("cuda")
+    if on_gpu and not torch.cuda.is_available():
+        print("--device cuda: torch sees no GPU here", file=sys.stderr)
+        return 2
     with torch.inference_mode():
-        result = run_bars(args) if args.bars else run_curve(args)
+        if on_gpu:
+            result = run_cuda(args, Bench)
+        else:
+            result = run_bars(args) if args.bars else run_curve(args)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")

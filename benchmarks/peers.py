@@ -289,3 +289,31 @@ class CandidateLoop(_Loop):
         scores = torch.einsum("sr,scr->sc", z, gathered) + base
         place = scores.argmax(-1, keepdim=True)
         return candidates.gather(1, place).view(tokens.shape)
+
+
+class MarkovLoop(torch.nn.Module):
+    """The serial Markov head: slot by slot, `base + W_2 W_1[token before]`, and its argmax.
+
+    Not the same method: a rival that decodes B-1 slots one after another. The token table serves
+    as W_1 and the readout as W_2, which have the same sizes.
+
+    Args:
+        weights: Folded weights, converted to ``dtype`` here.
+        dtype: Type of weights, base logits and logits.
+    """
+
+    def __init__(self, weights: FoldedWeights, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        converted = weights.to(dtype)
+        self.w1, self.w2 = converted.token_table, converted.readout
+
+    @torch.inference_mode()
+    def forward(self, base_logits: Tensor, anchor: Tensor) -> Tensor:
+        """Base logits [N, B-1, V] and anchors [N] -> tokens [N, B-1]."""
+        tokens, token = [], anchor
+        for k in range(base_logits.shape[1]):
+            token = torch.addmm(base_logits[:, k], F.embedding(token, self.w1), self.w2.T).argmax(
+                -1
+            )
+            tokens.append(token)
+        return torch.stack(tokens, dim=1)
