@@ -2,11 +2,13 @@
 // computed by some CTA, that a CTA fits, and what the choice is at the sizes that matter. Runs as a
 // program (python_tests/test_plans.py).
 #include <cstdio>
+#include <iterator>
 #include <string>
 
 #include "cuda/causal_mix_backward_plan.h"
 #include "cuda/causal_mix_plan.h"
 #include "cuda/fuse_mix_plan.h"
+#include "cuda/jacobi_refine_plan.h"
 #include "cuda/project_hidden_plan.h"
 #include "cuda/refiner_mlp_plan.h"
 
@@ -103,6 +105,64 @@ void test_refiner_mlp() {
          "refiner_mlp: N = 1 on 64 and 32 SMs");
 }
 
+void test_jacobi_plan() {
+  constexpr int64_t kFixedBytes = 8 << 10;
+  for (const DeviceLimits& limits : {kH200, kSmall, kTiny}) {
+    for (const int64_t element_size : {2, 4}) {
+      for (int64_t B = 2; B <= 32; ++B) {
+        for (int64_t r = 32; r <= 512; r += 32) {
+          for (const int64_t m : {32, 96, 512, 1024, 4096}) {
+            const JacobiPlan plan = plan_jacobi(B, r, m, element_size, kFixedBytes, limits);
+            const std::string what = "jacobi_refine, B = " + std::to_string(B) +
+                                     ", r = " + std::to_string(r) + ", m = " + std::to_string(m);
+            expect(plan.cluster == (limits.has_clusters ? 8 : 1), what + ": CTAs of a block");
+            expect(plan.chunk >= 32 && plan.chunk <= m && plan.chunk % 32 == 0,
+                   what + ": a chunk of the hidden layer is whole steps");
+            expect(plan.shared_bytes <= limits.shared_bytes_per_cta, what + ": a CTA fits");
+          }
+        }
+      }
+    }
+  }
+  expect(plan_jacobi(16, 256, 512, 2, kFixedBytes, kH200).chunk == 512,
+         "jacobi_refine: the hidden layer of Qwen3-8B's head is one chunk");
+  expect(plan_jacobi(16, 512, 512, 4, kFixedBytes, {2, 16 << 10, false}).chunk == 0,
+         "jacobi_refine: what does not fit is said");
+}
+
+void test_jacobi_workspace() {
+  for (const bool exact : {false, true}) {
+    for (const int64_t top_c : {0, 1, 32, 1024}) {
+      for (const int64_t N : {1, 3, 256}) {
+        const JacobiShape shape{N, 16, 4096, 256, 512, top_c, exact};
+        constexpr int64_t kScratch = 1000;
+        alignas(128) static char base[128];
+        const JacobiWorkspace w(base, shape, kScratch);
+        const void* arrays[] = {w.context,
+                                w.c,
+                                w.z,
+                                w.ids,
+                                w.settled,
+                                w.keys,
+                                w.candidate_ids,
+                                w.candidate_logits,
+                                w.candidate_count,
+                                w.project_scratch};
+        const std::string what =
+            "jacobi_workspace, N = " + std::to_string(N) + ", C = " + std::to_string(top_c);
+        for (const void* array : arrays) {
+          expect(reinterpret_cast<uintptr_t>(array) % 128 == 0, what + ": aligned arrays");
+        }
+        expect(w.capacity == std::max<int64_t>(top_c, 1) + (exact ? 15 : 0),
+               what + ": room for the candidates that exact mode adds");
+        const int64_t most = N * 16 * 256 * 12 + N * 15 * w.capacity * 12 + N * 16 * 24 + kScratch +
+                             128 * static_cast<int64_t>(std::size(arrays));
+        expect(w.bytes <= most, what + ": no more than its header says");
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace xpress::cuda
 
@@ -110,5 +170,7 @@ int main() {
   xpress::cuda::test_mixes();
   xpress::cuda::test_project_hidden();
   xpress::cuda::test_refiner_mlp();
+  xpress::cuda::test_jacobi_plan();
+  xpress::cuda::test_jacobi_workspace();
   return xpress::cuda::failures == 0 ? 0 : 1;
 }

@@ -188,12 +188,12 @@ XPRESS_DEVICE void commit_to_shared(const JacobiState& s, const uint64_t* keys,
                                     bool keys_are_shared) {
   using namespace device;
   auto& shared = JacobiLatent<T>::shared();
-  const int lane = lane_index(), settled = shared.settled;
-  if (warp_index() == 0 && settled < s.B - 1) {
+  if (warp_index() == 0 && shared.settled < s.B - 1) {
+    const int lane = lane_index(), settled = shared.settled;
     uint64_t key = 0;
     if (lane < s.B - 1) key = keys_are_shared ? keys[lane] : load_global(keys + lane);
     const Commit commit = commit_pass(s, key, settled, shared.ids);
-    warp_sync();
+    warp_sync();  // every lane has read what the first one writes over
     if (lane == 0) {
       shared.settled = commit.valid ? commit.settled : s.B - 1;
       shared.passes = commit.valid ? shared.passes + 1 : -1;
