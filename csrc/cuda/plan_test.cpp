@@ -10,6 +10,7 @@
 #include "cuda/fuse_mix_plan.h"
 #include "cuda/jacobi_refine_plan.h"
 #include "cuda/project_hidden_plan.h"
+#include "cuda/readout_argmax_plan.h"
 #include "cuda/refiner_mlp_plan.h"
 
 namespace xpress::cuda {
@@ -105,6 +106,46 @@ void test_refiner_mlp() {
          "refiner_mlp: N = 1 on 64 and 32 SMs");
 }
 
+void test_readout() {
+  constexpr int64_t kStructBytes = 2 << 10;
+  for (const DeviceLimits& limits : {kH200, kSmall, kTiny}) {
+    for (const int64_t V : {1, 7, 8191, 50257, 151936}) {
+      for (int64_t r = 32; r <= 512; r += 32) {
+        const ReadoutPlan stream = plan_readout_stream(V, r, kStructBytes, limits);
+        const std::string size = "V = " + std::to_string(V) + ", r = " + std::to_string(r);
+        expect(stream.ctas >= 1 && stream.ctas <= 2 * limits.num_sms,
+               "streaming readout, " + size + ": two CTAs an SM");
+        expect(2 * stream.shared_bytes <= limits.shared_bytes_per_cta,
+               "streaming readout, " + size + ": two CTAs fit");
+        for (const int64_t element_size : {2, 4}) {
+          for (const int64_t rows : {1, 16, 17, 31, 120, 128, 129, 135, 240, 960, 7936}) {
+            const ReadoutPlan plan =
+                plan_readout_tiled(rows, V, r, element_size, kStructBytes, limits);
+            const std::string what = "tiled readout, rows = " + std::to_string(rows) + ", " + size;
+            expect(plan.stages == 2 || plan.stages == 3, what + ": a ring fits");
+            expect(plan.chunk >= 32 && plan.chunk <= r && plan.chunk % 32 == 0,
+                   what + ": a stage is whole steps of k");
+            expect(plan.tile_rows >= 16 && plan.tile_rows <= 128 && plan.tile_rows % 16 == 0,
+                   what + ": a tile is whole products");
+            expect(plan.shared_bytes <= limits.shared_bytes_per_cta, what + ": a CTA fits");
+            const int64_t tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
+            expect(plan.ctas >= 1 && plan.ctas <= limits.num_sms, what + ": a CTA an SM");
+            expect(plan.ctas <= tiles * ((V + 127) / 128), what + ": no CTA without a tile");
+            expect(tiles * plan.tile_rows - rows < 16 * tiles, what + ": tiles of one height");
+          }
+        }
+      }
+    }
+  }
+  const ReadoutPlan one = plan_readout_stream(151936, 256, kStructBytes, kH200);
+  expect(one.ctas == 264, "streaming readout: Qwen3-8B's head on all SMs");
+  const ReadoutPlan batch = plan_readout_tiled(135, 151936, 256, 2, kStructBytes, kH200);
+  expect(batch.tile_rows == 80 && batch.ctas == 132, "tiled readout: N = 9 in two equal tiles");
+  const ReadoutPlan none =
+      plan_readout_tiled(120, 151936, 512, 4, kStructBytes, {2, 16 << 10, false});
+  expect(none.stages == 0, "tiled readout: what does not fit is said");
+}
+
 void test_jacobi_plan() {
   constexpr int64_t kFixedBytes = 8 << 10;
   for (const DeviceLimits& limits : {kH200, kSmall, kTiny}) {
@@ -170,6 +211,7 @@ int main() {
   xpress::cuda::test_mixes();
   xpress::cuda::test_project_hidden();
   xpress::cuda::test_refiner_mlp();
+  xpress::cuda::test_readout();
   xpress::cuda::test_jacobi_plan();
   xpress::cuda::test_jacobi_workspace();
   return xpress::cuda::failures == 0 ? 0 : 1;

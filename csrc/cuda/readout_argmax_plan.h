@@ -53,10 +53,15 @@ inline ReadoutPlan plan_readout_tiled(int64_t rows, int64_t V, int64_t r, int64_
       for (const int64_t chunk : {128, 64, 32}) try_sizes(tile_rows, std::min(chunk, r), stages);
     }
   }
-  // Shrunk to the grid that is needed; one CTA an SM.
-  const int64_t work =
-      (rows + plan.tile_rows - 1) / std::max(plan.tile_rows, 1) * ((V + kIds - 1) / kIds);
-  plan.ctas = std::min<int64_t>(limits.num_sms, work);
+  if (plan.stages == 0) return plan;  // nothing fits
+  // No more tiles than that takes, but all of about the same height: each reads all of W_r, and the
+  // highest sets the time.
+  const int64_t row_tiles = (rows + plan.tile_rows - 1) / plan.tile_rows;
+  const int64_t tile_rows = ((rows + row_tiles - 1) / row_tiles + 15) / 16 * 16;
+  plan.shared_bytes -= (plan.tile_rows - tile_rows) * padded_row_bytes(r, element_size);
+  plan.tile_rows = static_cast<int>(tile_rows);
+  // One CTA an SM, or as many as there are tiles.
+  plan.ctas = std::min<int64_t>(limits.num_sms, row_tiles * ((V + kIds - 1) / kIds));
   return plan;
 }
 
