@@ -82,15 +82,15 @@ XPRESS_DEVICE void with_type(DType dtype, const Visit& visit) {
   }
 }
 
-// Copies rows of z into shared memory [capacity, stride], zeros where `rows` has fewer.
-template <class T>
+// Copies rows of z to where place(row, k) says, zeros where `rows` has fewer than `capacity`.
+template <class T, class Place>
 XPRESS_DEVICE void copy_latents(const StridedRows& z, int64_t D, const int64_t* rows, int count,
-                                int capacity, int r, T* shared, int stride) {
+                                int capacity, int r, const Place& place) {
   // z has any alignment that its type has, so element by element.
   for (int i = device::thread_index(); i < capacity * r; i += device::thread_count()) {
     const int row = i / r, k = i % r;
-    shared[row * stride + k] = row < count ? device::load_global(row_of<T>(z, rows[row], D) + k)
-                                           : device::round_to<T>(0.0f);
+    *place(row, k) = row < count ? device::load_global(row_of<T>(z, rows[row], D) + k)
+                                 : device::round_to<T>(0.0f);
   }
 }
 

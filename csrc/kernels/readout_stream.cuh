@@ -83,7 +83,8 @@ readout_stream_kernel(typename ReadoutStream<T>::Params p) {
   const int count =
       static_cast<int>(find_rows(p.rows, /*first=*/0, kProductRows, shared.rows, shared.scratch));
   if (count == 0) return;
-  copy_latents(p.rows.z, p.rows.D, shared.rows, count, kProductRows, p.r, z, stride);
+  copy_latents<T>(p.rows.z, p.rows.D, shared.rows, count, kProductRows, p.r,
+                  [&](int row, int k) { return z + row * stride + k; });
   cta_sync();
 
   const int g = lane_index() / 4, t = lane_index() % 4;

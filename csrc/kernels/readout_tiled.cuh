@@ -9,8 +9,10 @@
 //
 // The products are those of all other kernels (products.cuh), 16 rows by 8 ids at a time: with
 // eight warps as 2 by 4, a warp has every other 16 rows and a quarter of the ids, 4 by 4 products
-// of its own. A tile of rows that is not full skips the 16 rows that hold none. With fp32 weights
-// the same walk is done with chains of fused multiply-adds.
+// of its own. A tile of rows that is not full skips the 16 rows that hold none. z of 16 bits lies
+// in shared memory as the tensor cores want it, rows g and g + 8 woven together, so that a load
+// fills the registers of one instruction and nothing is moved between. With fp32 weights the same
+// walk is done with chains of fused multiply-adds.
 //
 // From a few dozen blocks on it is bound by arithmetic: N = 64 blocks of Qwen3-8B's head are 75
 // GFLOP, 95 us at the 790 TFLOP/s that an H200 reaches, while the bytes (W_r once, 4.6 MB of base
@@ -30,6 +32,7 @@ struct ReadoutTiled {
   static constexpr int kIds = 128;                                            // of a tile
   static constexpr int kRowTiles = kRows / kProductRows / kRowWarps;          // of a warp
   static constexpr int kColumnTiles = kIds / kProductColumns / kColumnWarps;  // of a warp
+  static_assert(kRowTiles == 4, "as many cases where the products are made");
 
   template <class T>
   struct Params {
@@ -47,9 +50,82 @@ struct ReadoutTiled {
   struct Shared {
     int64_t rows[kRows];
     int64_t scratch[kWarps];
-    // then z [tile_rows, padded_stride(r)], then the ring [stages, kIds, padded_stride(chunk)]
+    // then z (TiledLatents), then the ring [stages, kIds, padded_stride(chunk)]
   };
 };
+
+// z of a tile of rows in shared memory. fp32: rows of padded_stride(r). 16 bits: per 16 rows and 32
+// k the two fragments of mma_step(), 16 bytes of each lane in the order of lanes, which is also
+// free of bank conflicts.
+template <class T>
+struct TiledLatents {
+  static constexpr bool kIsWoven = sizeof(T) == 2;
+
+  T* data;
+  int r;
+
+  // Elements that `rows` rows, a multiple of 16, take.
+  XPRESS_DEVICE int size(int rows) const { return rows * (kIsWoven ? r : padded_stride<T>(r)); }
+
+  XPRESS_DEVICE T* at(int row, int k) const {
+    if constexpr (kIsWoven) {
+      const int lane = row % 8 * 4 + k % 32 / 8, word = k % 8 / 2;  // of the lane's 16 bytes at 8t
+      const int element = (word % 2 * 2 + row / 8 % 2) * 2 + k % 2;
+      return fragment(row / 16, k / 32, word / 2, lane) + element;
+    } else {
+      return data + row * padded_stride<T>(r) + k;
+    }
+  }
+
+  // Of 16 rows, 32 k and product i of these: the 16 bytes of a lane.
+  XPRESS_DEVICE T* fragment(int rows_of_16, int step, int i, int lane) const {
+    return data + (((rows_of_16 * (r / 32) + step) * 2 + i) * 32 + lane) * 8;
+  }
+};
+
+// acc += the products of a warp's first kActive groups of 16 rows, which are kRowWarps groups apart
+// from `group` on, and its ids, whose k = k0 ... k0+width-1 are in a stage of the ring.
+template <class T, int kActive>
+XPRESS_DEVICE void multiply_stage(
+    float (&acc)[ReadoutTiled::kRowTiles][ReadoutTiled::kColumnTiles][4], const TiledLatents<T>& z,
+    int group, int k0, int width, const T* stage, int stride) {
+  using namespace device;
+  constexpr int kRowWarps = ReadoutTiled::kRowWarps, kColumnTiles = ReadoutTiled::kColumnTiles;
+  if constexpr (TiledLatents<T>::kIsWoven) {
+    const int g = lane_index() / 4, t = lane_index() % 4;
+    XPRESS_UNROLL_BY(2)
+    for (int k = 0; k < width; k += kProductStep) {
+      Bytes16 columns[kColumnTiles];
+      XPRESS_UNROLL
+      for (int j = 0; j < kColumnTiles; ++j) {
+        columns[j] = SharedRows<T>{stage, stride}(j * kProductColumns + g, k + 8 * t);
+      }
+      XPRESS_UNROLL
+      for (int i = 0; i < 2 * kActive; ++i) {
+        const Bytes16 rows = *reinterpret_cast<const Bytes16*>(
+            z.fragment(group + i / 2 * kRowWarps, (k0 + k) / kProductStep, i % 2, lane_index()));
+        XPRESS_UNROLL
+        for (int j = 0; j < kColumnTiles; ++j) {
+          const uint32_t pair[2] = {columns[j].word[i % 2 * 2], columns[j].word[i % 2 * 2 + 1]};
+          mma_16x8x16<T>(acc[i / 2][j], rows.word, pair);
+        }
+      }
+    }
+  } else {
+    for (int k = 0; k < width; k += kProductStep) {
+      XPRESS_UNROLL
+      for (int i = 0; i < kActive; ++i) {
+        const SharedRows<T> rows{z.at((group + i * kRowWarps) * kProductRows, k0),
+                                 padded_stride<T>(z.r)};
+        XPRESS_UNROLL
+        for (int j = 0; j < kColumnTiles; ++j) {
+          product_step<T>(acc[i][j], rows,
+                          SharedRows<T>{stage + j * kProductColumns * stride, stride}, k);
+        }
+      }
+    }
+  }
+}
 
 // Starts to copy ids id0 ... id0+127, k of the given chunk, into one stage of the ring.
 template <class T>
@@ -72,9 +148,9 @@ readout_tiled_kernel(ReadoutTiled::Params<T> p) {
   using namespace device;
   using Kernel = ReadoutTiled;
   auto& shared = *reinterpret_cast<Kernel::Shared*>(shared_memory());
-  T* z = reinterpret_cast<T*>(shared_memory() + sizeof(Kernel::Shared));
-  const int z_stride = padded_stride<T>(p.r), ring_stride = padded_stride<T>(p.chunk);
-  T* ring = z + p.tile_rows * z_stride;
+  const TiledLatents<T> z{reinterpret_cast<T*>(shared_memory() + sizeof(Kernel::Shared)), p.r};
+  const int ring_stride = padded_stride<T>(p.chunk);
+  T* ring = z.data + z.size(p.tile_rows);
 
   // Which rows, and which stripe of the vocabulary.
   const int64_t total = find_rows(p.rows, 0, 0, shared.rows, shared.scratch);
@@ -86,7 +162,8 @@ readout_tiled_kernel(ReadoutTiled::Params<T> p) {
     const int count = static_cast<int>(total - first < p.tile_rows ? total - first : p.tile_rows);
     cta_sync();  // the rows and the ring of the tile before are no longer read
     find_rows(p.rows, first, count, shared.rows, shared.scratch);
-    copy_latents(p.rows.z, p.rows.D, shared.rows, count, p.tile_rows, p.r, z, z_stride);
+    copy_latents<T>(p.rows.z, p.rows.D, shared.rows, count, p.tile_rows, p.r,
+                    [&](int row, int k) { return z.at(row, k); });
 
     const int64_t stripe = cta_index() / row_tiles;
     const int64_t stripes =
@@ -112,6 +189,10 @@ readout_tiled_kernel(ReadoutTiled::Params<T> p) {
     const int g = lane_index() / 4, t = lane_index() % 4;
     // The rows of the warp's i-th product.
     const auto tile_row = [&](int i) { return (i * Kernel::kRowWarps + row_warp) * kProductRows; };
+    // How many of them hold rows. The count is a constant where products are made: a test before
+    // each would keep loads from being ahead of products.
+    int active = 0;
+    while (active < Kernel::kRowTiles && tile_row(active) < count) ++active;
     uint64_t best[Kernel::kRowTiles][2] = {};
     float acc[Kernel::kRowTiles][Kernel::kColumnTiles][4];
     for (int64_t step = 0; step < steps; ++step) {
@@ -130,20 +211,26 @@ readout_tiled_kernel(ReadoutTiled::Params<T> p) {
           for (int j = 0; j < 4 * Kernel::kColumnTiles; ++j) acc[i][j / 4][j % 4] = 0.0f;
         }
       }
-      const T* stage = ring + step % p.stages * Kernel::kIds * ring_stride;
+      const T* stage = ring + step % p.stages * Kernel::kIds * ring_stride + column0 * ring_stride;
       const int k0 = chunk * p.chunk, width = p.r - k0 < p.chunk ? p.r - k0 : p.chunk;
-      for (int k = 0; k < width; k += kProductStep) {
-        XPRESS_UNROLL
-        for (int i = 0; i < Kernel::kRowTiles; ++i) {
-          if (tile_row(i) >= count) break;
-          const SharedRows<T> rows{z + tile_row(i) * z_stride + k0, z_stride};
-          XPRESS_UNROLL
-          for (int j = 0; j < Kernel::kColumnTiles; ++j) {
-            const SharedRows<T> columns{stage + (column0 + j * kProductColumns) * ring_stride,
-                                        ring_stride};
-            product_step<T>(acc[i][j], rows, columns, k);
-          }
-        }
+      const auto multiply = [&](auto tiles) {
+        multiply_stage<T, decltype(tiles)::value>(acc, z, row_warp, k0, width, stage, ring_stride);
+      };
+      switch (active) {
+        case 4:
+          multiply(std::integral_constant<int, 4>{});
+          break;
+        case 3:
+          multiply(std::integral_constant<int, 3>{});
+          break;
+        case 2:
+          multiply(std::integral_constant<int, 2>{});
+          break;
+        case 1:
+          multiply(std::integral_constant<int, 1>{});
+          break;
+        default:
+          break;
       }
       if (chunk + 1 < chunks) continue;
 
