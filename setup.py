@@ -49,7 +49,6 @@ class BuildLibrary(build_ext):
         if not os.environ.get("CXX") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
             fail("no C++ compiler found: install g++ or clang++ (C++17), or name one in CXX")
 
-        cutlass_dir = xpress_build.find_cutlass()
         output_dir = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build_dir = _build_dir()
         configured = _run(
@@ -60,7 +59,6 @@ class BuildLibrary(build_ext):
                 "-GNinja",
                 f"-DCMAKE_MAKE_PROGRAM={ninja}",
                 f"-DXPRESS_TORCH_DIR={torch_dir}",
-                f"-DXPRESS_CUTLASS_DIR={cutlass_dir or ''}",
                 f"-DXPRESS_OUTPUT_DIR={output_dir}",
             ],
             "CMake could not configure the build: its messages above say why",

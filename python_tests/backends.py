@@ -7,16 +7,24 @@ two logits are closer than the rounding bound (`assert_tokens_match`).
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import plain
 import torch
 from torch import Tensor
 
-from xpress_ext import ops, reference
+from xpress_ext import build_info, ops, reference
 
-COMPILED = ("cpu",)
+HAS_CUDA = bool(build_info().cuda_operators)
+# Those that refuse bad arguments themselves; the emulator runs launchers, to which the layer above
+# them hands checked sizes and unchecked ids.
+CHECKED = ("cpu", *(("cuda",) if HAS_CUDA else ()))
+COMPILED = (*CHECKED, "emulator")
 NAMES = ("reference", *COMPILED)
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,7 +34,28 @@ STRENGTHS = {"mild": 0.5, "large": 15.0}
 
 def get(name: str) -> ModuleType:
     """The module whose functions are that backend's operators; "plain" has some of them."""
+    if name in ("emulator", "cuda"):
+        return importlib.import_module({"cuda": "on_cuda"}.get(name, name))
     return {"reference": reference, "plain": plain, "cpu": ops}[name]
+
+
+def heads(backend: str, count: int) -> range:
+    """Seeds of `count` random heads; of a sixth as many for the emulator, which is slow."""
+    return range(-(-count // 6) if backend == "emulator" else count)
+
+
+def schedules(backend: str, count: int) -> Iterator[AbstractContextManager[Any]]:
+    """Ways to run an operator that must not change a bit of its results.
+
+    On the emulator: `count` orders of its threads, on GPUs of several sizes, with clusters and
+    without. Elsewhere there is one.
+    """
+    if backend != "emulator":
+        yield nullcontext()
+        return
+    emulator = get(backend)
+    for seed in range(count):
+        yield emulator.on(seed=seed, num_sms=(2, 3, 5)[seed % 3], has_clusters=seed % 2 == 0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def _load() -> ModuleType:
     if not found:
         raise ImportError(f"no emulator in {BUILD}: build it with `XPRESS_EMULATOR=1 make build`")
     spec = importlib.util.spec_from_file_location("xpress_emulator", found[0])
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -178,12 +178,6 @@ def configure(folder: Path, *definitions: str, **variables: str) -> str:
             ("no torch", "/nonexistent/torch", "torch>=2.10"),
             id="no-torch",
         ),
-        pytest.param(
-            (),
-            {"CUDACXX": "/bin/true", "XPRESS_CUTLASS_DIR": "/nonexistent/cutlass"},
-            ("/nonexistent/cutlass", "nvidia-cutlass==4.2.0.0", "XPRESS_CUDA=0"),
-            id="no-cutlass",
-        ),
     ],
 )
 def test_failing_build_says_in_one_line_what_to_do(tmp_path, definitions, variables, words):
@@ -200,24 +194,11 @@ def test_torch_without_the_stable_abi_is_refused(tmp_path):
     assert "torch>=2.10" in line
 
 
-def test_a_cutlass_that_is_too_old_is_refused(tmp_path):
-    for name, text in {
-        "cute/tensor.hpp": "",
-        "cutlass/version.h": "#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 9\n",
-    }.items():
-        (tmp_path / "include" / name).parent.mkdir(parents=True)
-        (tmp_path / "include" / name).write_text(text)
-    line = configure(tmp_path / "b", CUDACXX="/bin/true", XPRESS_CUTLASS_DIR=str(tmp_path))
-    assert "CUTLASS 3.9" in line
-    assert "4.2 or newer" in line
-
-
 # --- the backend and the pins
 
 
-def missing_requirements(before: str = "", **variables: str) -> list[str]:
-    program = f"import json, xpress_build; {before}"
-    program += "\nprint(json.dumps(xpress_build.missing_requirements()))"
+def missing_requirements(**variables: str) -> list[str]:
+    program = "import json, xpress_build; print(json.dumps(xpress_build.missing_requirements()))"
     backend = str(ROOT / "tools" / "build_backend")
     result = run([sys.executable, "-c", program], PYTHONPATH=backend, **variables)
     assert result.returncode == 0, result.stderr
@@ -227,43 +208,3 @@ def missing_requirements(before: str = "", **variables: str) -> list[str]:
 def test_backend_asks_for_torch_only_where_there_is_none(tmp_path):
     assert [name for name in missing_requirements() if name.startswith("torch")] == []
     assert "torch>=2.10" in missing_requirements(XPRESS_TORCH_DIR=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("cuda", "nvcc", "asked"),
-    [
-        ("auto", "/bin/true", True),
-        ("1", "/bin/true", True),
-        ("0", "/bin/true", False),
-        ("auto", "/nonexistent/nvcc", False),
-    ],
-)
-def test_backend_asks_for_cutlass_where_it_builds_the_cuda_half(cuda, nvcc, asked):
-    absent = "xpress_build.find_cutlass = lambda: None"
-    got = missing_requirements(absent, XPRESS_CUDA=cuda, CUDACXX=nvcc)
-    assert ("nvidia-cutlass==4.2.0.0" in got) == asked
-
-
-def test_a_named_cutlass_is_taken(tmp_path):
-    variables = {"CUDACXX": "/bin/true", "XPRESS_CUTLASS_DIR": str(tmp_path)}
-    assert "nvidia-cutlass==4.2.0.0" not in missing_requirements(**variables)
-
-
-def test_the_same_cutlass_is_named_everywhere():
-    (pin,) = re.findall(r"nvidia-cutlass==[\d.]+", (ROOT / "requirements-dev.txt").read_text())
-    for file in (
-        "README.md",
-        "tools/build_backend/xpress_build.py",
-        "tools/cmake/XpressFindCutlass.cmake",
-    ):
-        assert set(re.findall(r"nvidia-cutlass==[\d.]+\d", (ROOT / file).read_text())) == {pin}, (
-            file
-        )
-
-
-def test_every_development_package_is_pinned():
-    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
-    requirements = [line for line in lines if line and not line.startswith("#")]
-    assert "torch==2.13.0" in requirements
-    for line in requirements:
-        assert re.match(r"[\w-]+==[\w.]+(; python_version [<>=]+ \"[\d.]+\")?$", line), line

@@ -32,7 +32,6 @@ def main() -> None:
         "-GNinja",
         f"-DCMAKE_MAKE_PROGRAM={ninja}",
         f"-DXPRESS_TORCH_DIR={xpress_build.find_torch()}",
-        f"-DXPRESS_CUTLASS_DIR={xpress_build.find_cutlass() or ''}",
         f"-DTORCH_CUDA_ARCH_LIST={ARCHITECTURES}",
         "-DXPRESS_CUDA=1",
         "-DXPRESS_WERROR=1",

@@ -24,7 +24,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_NVCC = "/nonexistent/nvcc"
-CUTLASS = "nvidia-cutlass"
 
 # Runs in an environment after the installation, outside the sources.
 CHECK = """
@@ -113,7 +112,6 @@ class Bench:
         # With the default settings, whatever the caller's are.
         environment.variables = {
             "XPRESS_CUDA": "0",
-            "XPRESS_CUTLASS_DIR": "",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PATH": f"{environment.folder}/bin:{os.environ['PATH']}",
             "VIRTUAL_ENV": str(environment.folder),
@@ -291,29 +289,6 @@ def cuda_required_with_nvcc(bench: Bench) -> None:
     expect("x is on the CPU; expected a CUDA device" in said, f"got {said}")
 
 
-def cuda_in_isolation_brings_cutlass(bench: Bench) -> None:
-    environment = _environment_with_nvcc(bench, cutlass=False)
-    environment.pip("install", str(bench.sources), XPRESS_CUDA="1")
-    built, reason = environment.check()
-    expect(built, f"the CUDA half was not built: {reason}")
-    listed = environment.pip("list")
-    expect("cutlass" not in listed, f"a package for the build alone stayed behind:\n{listed}")
-
-
-def cuda_with_a_checkout_of_cutlass(bench: Bench) -> None:
-    environment = _environment_with_nvcc(bench, cutlass=False)
-    checkout = str(distribution(CUTLASS).locate_file("cutlass_library/source"))
-    _install_in_place(environment, bench, XPRESS_CUDA="1", XPRESS_CUTLASS_DIR=checkout)
-    built, reason = environment.check()
-    expect(built, f"the CUDA half was not built: {reason}")
-
-
-def cuda_without_cutlass_fails_in_one_line(bench: Bench) -> None:
-    environment = _environment_with_nvcc(bench, cutlass=False)
-    log = _install_in_place(environment, bench, ok=False, XPRESS_CUDA="1")
-    expect_one_line(log, "the CUDA half (XPRESS_CUDA=0 builds without it) needs the headers")
-
-
 def cuda_auto_with_nvcc(bench: Bench) -> None:
     environment = _environment_with_nvcc(bench)
     _install_in_place(environment, bench, XPRESS_CUDA="auto")
@@ -378,9 +353,6 @@ CASES: tuple[Callable[[Bench], None], ...] = (
     source_distribution,
     cuda_off,
     cuda_required_with_nvcc,
-    cuda_in_isolation_brings_cutlass,
-    cuda_with_a_checkout_of_cutlass,
-    cuda_without_cutlass_fails_in_one_line,
     cuda_auto_with_nvcc,
     cuda_auto_without_nvcc,
     cuda_required_without_nvcc_fails_in_one_line,
@@ -392,10 +364,9 @@ CASES: tuple[Callable[[Bench], None], ...] = (
 )
 
 
-def _environment_with_nvcc(bench: Bench, cutlass: bool = True) -> Environment:
+def _environment_with_nvcc(bench: Bench) -> Environment:
     """An environment that finds nvcc: the machine's, or the pinned one from the package index."""
-    packages = ["setuptools", "cmake", "ninja", *([CUTLASS] if cutlass else [])]
-    environment = bench.environment(*packages)
+    environment = bench.environment("setuptools", "cmake", "ninja")
     sys.path.insert(0, str(ROOT / "tools"))
     from environment import has_toolkit, install, read_pins
 

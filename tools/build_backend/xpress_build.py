@@ -1,10 +1,9 @@
-"""The PEP 517 backend of this project: setuptools, and where torch and CUTLASS come from.
+"""The PEP 517 backend of this project: setuptools, and where torch comes from.
 
 In a plain ``pip install .`` the build runs in an environment of its own, which does not see the
 torch that the user has. To require torch there would download gigabytes that nothing needs: the
 library uses torch's stable ABI, so the headers of any torch >= 2.10 do. So torch is looked for in
-the environment that pip installs into, and asked for only where there is none. The headers of
-CUTLASS are asked for where the CUDA half will be built.
+the environment that pip installs into, and asked for only where there is none.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from setuptools.build_meta import *  # noqa: F403  (the hooks that are setuptool
 MINIMUM_TORCH = (2, 10)
 MINIMUM_CMAKE = (3, 20)
 GIGABYTE = 2**30
-CUTLASS_REQUIREMENT = "nvidia-cutlass==4.2.0.0"
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) -> list[str]:
@@ -56,8 +54,6 @@ def missing_requirements() -> list[str]:
         requirements.append(f"cmake>={_dotted(MINIMUM_CMAKE)}")
     if find_ninja() is None:
         requirements.append("ninja")
-    if will_build_cuda() and find_cutlass() is None:
-        requirements.append(CUTLASS_REQUIREMENT)
     return requirements
 
 
@@ -77,41 +73,6 @@ def find_torch() -> Path | None:
         if (folder / "torch" / "version.py").exists():
             return folder / "torch"
     return None
-
-
-def find_cutlass() -> Path | None:
-    """The folder above CUTLASS's ``include``, or None; searched as torch is.
-
-    ``XPRESS_CUTLASS_DIR`` names it, or ``include`` itself.
-    """
-    named = os.environ.get("XPRESS_CUTLASS_DIR")
-    if named:
-        return Path(named)
-    spec = importlib.util.find_spec("cutlass_library")
-    found = [Path(spec.origin).parent] if spec is not None and spec.origin is not None else []
-    for folder in [*found, *(folder / "cutlass_library" for folder in _site_folders())]:
-        if (folder / "source" / "include" / "cute" / "tensor.hpp").exists():
-            return folder / "source"
-    return None
-
-
-def will_build_cuda() -> bool:
-    """Whether CMake will build the CUDA half: it is not refused, and there is an nvcc."""
-    return os.environ.get("XPRESS_CUDA") != "0" and find_nvcc() is not None
-
-
-def find_nvcc() -> str | None:
-    """The nvcc that tools/cmake/XpressFindCuda.cmake will find."""
-    named = os.environ.get("CUDACXX")
-    if named:
-        return shutil.which(named)
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [Path(home) / "bin" for home in homes if home]
-    torch_dir = find_torch()
-    if torch_dir is not None:
-        folders += sorted(torch_dir.parent.glob("nvidia/cu[0-9]*/bin"))
-    path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)])
-    return shutil.which("nvcc", path=path)
 
 
 def torch_version(torch_dir: Path) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-# Finds nvcc (with it, the headers of CUTLASS are required) and reads the list of architectures. Sets
+# Finds nvcc and reads the list of architectures. Sets
 #   XPRESS_NVCC                      the compiler, or empty: then the library has no CUDA half
 #   XPRESS_NO_CUDA_REASON            why it has none
 #   XPRESS_NVCC_VERSION, XPRESS_CUDA_ARCH_NAMES, XPRESS_CMAKE_CUDA_ARCHITECTURES,
@@ -77,7 +77,6 @@ else()
 endif()
 
 if(XPRESS_NVCC)
-  xpress_require_cutlass("the CUDA half (XPRESS_CUDA=0 builds without it)")
   if("$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "" AND "${TORCH_CUDA_ARCH_LIST}" STREQUAL "")
     # There may be no GPU to ask on the machine that builds.
     set(XPRESS_CUDA_ARCH_NAMES "9.0a")
