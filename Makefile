@@ -8,6 +8,8 @@ PYTHON3 ?= python3
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 ARGS ?=
+# Processes that share the tests; ARGS='-n 0' runs them in one.
+TEST_JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$(( n < 4 ? n : 4 )))
 PYTEST := $(PYTHON) -m pytest
 RESULTS := benchmarks/results
 
@@ -31,7 +33,7 @@ test test-long fuzz: export XPRESS_EMULATOR := 1
 
 #: make test          every test
 test: build
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) -n $(TEST_JOBS) $(ARGS)
 
 #: make test-long     the wide sweeps, on each instruction set; result in benchmarks/results
 test-long: build

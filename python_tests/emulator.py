@@ -7,6 +7,7 @@ order its threads run, is set by `on`.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BUILD = Path(__file__).resolve().parent.parent / "build" / "emulator"
+# XPRESS_EMULATOR_MODULE names another folder: a mutated emulator's (test_mutations.py).
+_DEFAULT = Path(__file__).resolve().parent.parent / "build" / "emulator"
+BUILD = Path(os.environ.get("XPRESS_EMULATOR_MODULE") or _DEFAULT)
 
 
 def _load() -> ModuleType:
