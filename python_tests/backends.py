@@ -8,7 +8,7 @@ two logits are closer than the rounding bound (`assert_tokens_match`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -42,6 +42,13 @@ def get(name: str) -> ModuleType:
 def heads(backend: str, count: int) -> range:
     """Seeds of `count` random heads; of a sixth as many for the emulator, which is slow."""
     return range(-(-count // 6) if backend == "emulator" else count)
+
+
+def few(backend: str, values: Sequence[int]) -> Sequence[int]:
+    """All values; for the emulator the first, the last and one between."""
+    if backend != "emulator":
+        return values
+    return sorted({values[0], values[len(values) // 3], values[-1]})
 
 
 def schedules(backend: str, count: int) -> Iterator[AbstractContextManager[Any]]:

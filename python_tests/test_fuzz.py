@@ -19,7 +19,7 @@ from torch import Tensor
 
 from xpress_ext import reference
 
-pytestmark = pytest.mark.parametrize("backend", backends.COMPILED)
+pytestmark = pytest.mark.parametrize("backend", backends.CHECKED)
 # A strategy that builds tensors is slow by hypothesis's measure; its time is not at issue.
 relaxed = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
