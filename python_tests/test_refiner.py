@@ -280,6 +280,11 @@ def test_folded_head_survives_its_state_dict() -> None:
         ({"num_passes": 0}, "num_passes"),
         ({"top_c": 101}, "top_c must be from 0 to 100"),
         ({"rank": 2.5}, "rank must be an int"),
+        ({"rank": None}, "rank must be an int, got None"),
+        ({"rank": False}, "rank must be an int, got False"),
+        ({"mlp_hidden": 0.0}, "mlp_hidden must be an int, got 0.0"),
+        ({"draft_vocab_size": False}, "draft_vocab_size must be an int, got False"),
+        ({"use_mlp": 1}, "use_mlp must be True or False, got 1"),
     ],
     ids=str,
 )
@@ -297,6 +302,60 @@ def test_a_reduced_vocabulary_needs_its_offsets() -> None:
         XPressRefiner(config, torch.zeros(31, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"d2t must be \[32\] int64, got \[32\] int32"):
         XPressRefiner(config, torch.zeros(32, dtype=torch.int32))
+    with pytest.raises(ValueError, match="d2t leads to ids 66 to 97, expected 0 to 96"):
+        XPressRefiner(config, torch.full((32,), 66))
+    with pytest.raises(ValueError, match="d2t leads to ids -1 to 30"):
+        XPressRefiner(config, torch.full((32,), -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("hidden_proj", lambda t: t[:1], r"hidden_proj must have shape \[2, 32, 32\]"),
+        ("token_table", lambda t: t[:-1], r"token_table must have shape \[32, 32\].*\[31, 32\]"),
+        ("mixer", lambda t: t[1:], r"mixer must have shape \[5, 5, 32\]"),
+        ("mixer", lambda t: t.bfloat16(), r"mixer must be torch\.float32"),
+        ("mlp_gate_up", lambda t: t.T, r"mlp_gate_up must have shape \[64, 32\]"),
+        ("mlp_down", lambda t: t.half(), r"mlp_down must be torch\.bfloat16, got torch\.float16"),
+        ("readout", lambda t: t.long(), "readout must be float32, bfloat16 or float16"),
+        ("d2t", lambda t: torch.full((32,), 1), "d2t leads to ids 1 to 32"),
+    ],
+)
+def test_folded_weights_that_do_not_fit_are_refused(name, change, message) -> None:
+    weights = dict(XPressRefiner(ODD_SIZES).fold().named_buffers())
+    with pytest.raises(ValueError, match=message):
+        FoldedRefiner(ODD_SIZES, **{**weights, name: change(weights.get(name))})
+
+
+def test_ids_that_the_head_cannot_read_are_named() -> None:
+    head = XPressRefiner(ODD_SIZES)
+    hidden, prev = torch.zeros(1, 5, 16), torch.zeros(1, 5, dtype=torch.int64)
+    prev[0, 3] = 32
+    with pytest.raises(IndexError, match="prev has ids 0 to 32, expected 0 <= id < 32"):
+        head.latent(hidden, prev)
+    with pytest.raises(IndexError, match="prev has ids -1 to 0"):
+        head.latent(hidden, prev.clamp(max=0) - prev.eq(32).long())
+    with pytest.raises(ValueError, match="prev must be int64, got int32"):
+        head.latent(hidden, prev.int())
+
+
+@each_backend
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"anchor": torch.zeros(3, dtype=torch.int32)}, ValueError),
+        ({"predecessor": torch.zeros(3, dtype=torch.int32)}, ValueError),
+        ({"seed_tokens": torch.zeros(3, 4, dtype=torch.int32)}, ValueError),
+        ({"num_passes": 2.5}, (TypeError, RuntimeError)),
+        ({"top_c": 2.0}, (TypeError, RuntimeError)),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_both_backends_refuse_other_types(backend: str, change: dict, error) -> None:
+    base_logits, hidden, anchor, _, _ = random_inputs(ODD_SIZES)
+    arguments = {"base_logits": base_logits, "hidden": hidden, "anchor": anchor, **change}
+    with pytest.raises(error, match=r"int64|int"):
+        random_refiner(ODD_SIZES).fold(torch.float32).refine(**arguments, backend=backend)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex64, None])

@@ -330,7 +330,9 @@ def jacobi_refine(
 
     Raises:
         IndexError: an id is outside its table.
-        ValueError: num_passes, top_c or exact is out of range, or a shape does not fit.
+        ValueError: num_passes, top_c or exact is out of range, a shape does not fit, or ids are
+            not int64.
+        TypeError: num_passes or top_c is not an int.
     """
     num_blocks, num_drafted, num_ids = base_logits.shape
     weights = (hidden_proj, token_table, mixer, mlp_gate_up, mlp_down, readout)
@@ -450,6 +452,9 @@ def _wide(weight: torch.dtype) -> torch.dtype:
 
 
 def _check_loop(num_passes: int, top_c: int, exact: bool, num_drafted: int, num_ids: int) -> None:
+    for name, value in (("num_passes", num_passes), ("top_c", top_c)):
+        if not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
     if num_passes < 1:
         raise ValueError(f"num_passes must be at least 1, got {num_passes}")
     limit = min(num_ids, MAX_TOP_C)
@@ -488,6 +493,7 @@ def _check_inputs(
         _check_shape(name, ids, (num_blocks,))
         _check_ids(name, ids, len(token_table), "token_table rows")
     if d2t is not None:
+        _check_int64("d2t", d2t)
         _check_shape("d2t", d2t, (num_ids,))
         _check_ids("v + d2t[v]", target_ids(d2t), len(token_table), "token_table rows")
     elif num_ids > len(token_table):
@@ -501,7 +507,13 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have shape {expected}, got {tuple(tensor.shape)}")
 
 
+def _check_int64(name: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {str(tensor.dtype).removeprefix('torch.')}")
+
+
 def _check_ids(name: str, ids: Tensor, limit: int, what: str) -> None:
+    _check_int64(name, ids)
     outside = ids[(ids < 0) | (ids >= limit)]
     if outside.numel():
         raise IndexError(

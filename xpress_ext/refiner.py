@@ -15,8 +15,16 @@ from torch.nn.functional import pad, silu
 
 from xpress_ext import reference
 from xpress_ext.config import CHANNEL_MULTIPLE, XPressConfig
+from xpress_ext.head_checks import check_block, check_d2t, check_ids
 
 _INIT_STD = 0.02
+_WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PART_PARAMETERS = {
+    "hidden": ("down_h.weight", "down_g.weight"),
+    "mean": ("down_g.weight",),
+    "mixer": ("mix.L",),
+    "mlp": ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"),
+}
 
 
 class RefineOutput(NamedTuple):
@@ -63,7 +71,8 @@ class XPressRefiner(nn.Module):
     """The head unfolded and trainable (docs/method.md, section 2).
 
     Linear and embedding weights start from N(0, 0.02), the mixer from zeros. Parameters carry the
-    names of the serving format, without its `xpress_head.` prefix.
+    names of the serving format, without its `xpress_head.` prefix. Those of the parts that the
+    config switches off are zeros and do not learn.
 
     Args:
         config: the head's sizes.
@@ -71,14 +80,15 @@ class XPressRefiner(nn.Module):
             config.draft_vocab_size < config.vocab_size.
 
     Raises:
-        ValueError: d2t is missing or has another length than the draft vocabulary.
+        ValueError: d2t is missing, has another length than the draft vocabulary, or leads to ids
+            outside the token table.
     """
 
     d2t: Tensor | None
 
     def __init__(self, config: XPressConfig, d2t: Tensor | None = None) -> None:
         super().__init__()
-        _check_d2t(config, d2t)
+        check_d2t(config, d2t)
         self.config = config
         rank = config.rank
         self.w1 = nn.Embedding(config.vocab_size, rank)
@@ -92,11 +102,26 @@ class XPressRefiner(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws every linear and embedding weight from N(0, 0.02) and zeros the mixer."""
+        """Draws every linear and embedding weight from N(0, 0.02) and zeros the mixer.
+
+        What the config switches off becomes zeros that do not learn.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_INIT_STD)
         nn.init.zeros_(self.mix.L)
+        for name in self.parameters_left_out():
+            nn.init.zeros_(self.get_parameter(name).requires_grad_(False))
+
+    def parameters_left_out(self) -> tuple[str, ...]:
+        """Names of the parameters that belong to the parts that the config switches off."""
+        names = (name for part in self.config.left_out for name in _PART_PARAMETERS[part])
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def readout(self) -> Tensor:
+        """W_r [V,r]: logits are `base + latent @ readout^T`."""
+        return self.w2.weight
 
     def latent(self, hidden: Tensor, prev: Tensor) -> Tensor:
         """Fuses, mixes and transforms: the latent that the readout turns into logits.
@@ -109,10 +134,13 @@ class XPressRefiner(nn.Module):
             z [N,B,r] in the parameters' type.
 
         Raises:
-            ValueError: hidden or prev does not have the head's shapes.
+            ValueError: hidden or prev does not have the head's shapes, or prev another type.
+            IndexError: an id in prev is outside the token table (seen on the CPU only: on a GPU
+                the look would wait for it).
         """
-        _check_block("hidden", hidden, (self.config.block_size, self.config.hidden_size))
-        _check_block("prev", prev, (self.config.block_size,))
+        check_block("hidden", hidden, (self.config.block_size, self.config.hidden_size))
+        check_block("prev", prev, (self.config.block_size,))
+        check_ids("prev", prev, self.config.vocab_size)
         h = self.down_h(hidden)
         g = self.down_g(hidden.mean(dim=1, keepdim=True)).expand_as(h)
         fused = self.in_proj(torch.cat([h, g, self.w1(prev)], dim=-1))
@@ -137,7 +165,7 @@ class XPressRefiner(nn.Module):
             raise ValueError(
                 f"base_logits has N={len(base_logits)} blocks, expected hidden's {len(hidden)}"
             )
-        _check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
+        check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
         return base_logits + self.w2(self.latent(hidden, prev)[:, 1:])
 
     @torch.no_grad()
@@ -192,6 +220,9 @@ class FoldedRefiner(nn.Module):
         mlp_down: [r,m] weight type.
         readout: [V,r] weight type.
         d2t: [V] int64 offsets of a reduced draft vocabulary, or None.
+
+    Raises:
+        ValueError: a weight or d2t does not have the shape or the type that belongs to the config.
     """
 
     hidden_proj: Tensor
@@ -215,8 +246,17 @@ class FoldedRefiner(nn.Module):
         d2t: Tensor | None = None,
     ) -> None:
         super().__init__()
-        _check_d2t(config, d2t)
+        check_d2t(config, d2t)
         self.config = config
+        _check_weights(
+            config,
+            hidden_proj=hidden_proj,
+            token_table=token_table,
+            mixer=mixer,
+            mlp_gate_up=mlp_gate_up,
+            mlp_down=mlp_down,
+            readout=readout,
+        )
         self.register_buffer("hidden_proj", hidden_proj)
         self.register_buffer("token_table", token_table)
         self.register_buffer("mixer", mixer)
@@ -247,7 +287,7 @@ class FoldedRefiner(nn.Module):
                 f"hidden has {hidden.shape[1]} slots a block, but the mixer was trained for "
                 f"block_size={self.config.block_size}; draft blocks of that size"
             )
-        _check_block("hidden", hidden, (self.config.block_size, self.config.hidden_size))
+        check_block("hidden", hidden, (self.config.block_size, self.config.hidden_size))
         missing = self.hidden_proj.shape[-1] - hidden.shape[-1]
         return pad(hidden, (0, missing)) if missing else hidden
 
@@ -293,7 +333,7 @@ class FoldedRefiner(nn.Module):
                 f"the mixer must stay float32, got {self.mixer.dtype}: do not cast a "
                 "FoldedRefiner, fold(dtype) gives its weights a type"
             )
-        _check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
+        check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
         if num_passes is None:
             num_passes = config.num_drafted if exact else config.num_passes
         output = _backend(backend)(
@@ -328,21 +368,26 @@ def _padding(size: int) -> int:
     return -size % CHANNEL_MULTIPLE
 
 
-def _check_d2t(config: XPressConfig, d2t: Tensor | None) -> None:
-    if d2t is None:
-        if config.draft_vocab_size != config.vocab_size:
+def _check_weights(config: XPressConfig, **weights: Tensor) -> None:
+    r, H, m = (n + _padding(n) for n in (config.rank, config.hidden_size, config.mlp_hidden))
+    B = config.block_size
+    shapes = {
+        "hidden_proj": (2, r, H),
+        "token_table": (config.vocab_size, r),
+        "mixer": (B, B, r),
+        "mlp_gate_up": (2 * m, r),
+        "mlp_down": (r, m),
+        "readout": (config.draft_vocab_size, r),
+    }
+    weight_type = weights["readout"].dtype
+    if weight_type not in _WEIGHT_TYPES:
+        raise ValueError(f"readout must be float32, bfloat16 or float16, got {weight_type}")
+    for name, shape in shapes.items():
+        if tuple(weights[name].shape) != shape:
             raise ValueError(
-                f"d2t is needed where draft_vocab_size={config.draft_vocab_size} is below "
-                f"vocab_size={config.vocab_size}: [V] int64, target id = v + d2t[v]"
+                f"{name} must have shape {list(shape)} for this config, "
+                f"got {list(weights[name].shape)}"
             )
-    elif tuple(d2t.shape) != (config.draft_vocab_size,) or d2t.dtype != torch.int64:
-        raise ValueError(
-            f"d2t must be [{config.draft_vocab_size}] int64, "
-            f"got {list(d2t.shape)} {str(d2t.dtype).removeprefix('torch.')}"
-        )
-
-
-def _check_block(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    if tuple(tensor.shape[1:]) != expected or tensor.dim() != len(expected) + 1:
-        sizes = ",".join(str(size) for size in expected)
-        raise ValueError(f"{name} must be [N,{sizes}] for this head, got {list(tensor.shape)}")
+        dtype = torch.float32 if name == "mixer" else weight_type
+        if weights[name].dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, got {weights[name].dtype}")
