@@ -26,6 +26,14 @@ from xpress_ext.decoding import (  # noqa: E402
     speculative_steps,
 )
 from xpress_ext.drafter import DFlashConfig, DFlashDrafter  # noqa: E402
+from xpress_ext.heads import (  # noqa: E402
+    DominoConfig,
+    DominoHead,
+    HeadConfig,
+    MarkovConfig,
+    MarkovHead,
+    NoHead,
+)
 from xpress_ext.refiner import FoldedRefiner, RefineOutput, XPressRefiner  # noqa: E402
 
 V = 61
@@ -84,6 +92,21 @@ def small_refiner(seed: int = 0, d2t=None, block_size: int = BLOCK) -> FoldedRef
     for parameter in refiner.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return refiner.fold(torch.float32)
+
+
+def small_head(kind: str, seed: int = 0, d2t=None, **changes):
+    """One of the heads that are no refiner, with weights large enough to change drafts."""
+    torch.manual_seed(3000 + seed)
+    sizes = (V, WIDTH, BLOCK, V if d2t is None else len(d2t))
+    if kind == "markov":
+        head = MarkovHead(MarkovConfig(*sizes, rank=8), d2t)
+    elif kind == "domino":
+        head = DominoHead(DominoConfig(*sizes, gru_hidden_dim=12, emb_dim=8, **changes), d2t)
+    else:
+        head = NoHead(HeadConfig(*sizes), d2t)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    return head
 
 
 def watch_inputs(target) -> list[list[int]]:
@@ -196,6 +219,44 @@ def test_output_equals_the_targets_own_greedy_decode(options, reduced):
             decoder = SpeculativeDecoder(target, drafter, refiner, d2t=d2t, **settings)
             output = decoder.generate(ids, max_new_tokens=20)
             assert output.tokens.tolist() == [answer[:20]], (seed, length)
+
+
+@pytest.mark.parametrize("kind", ["markov", "domino", "none"])
+@pytest.mark.parametrize("reduced", [False, True], ids=["full-vocabulary", "reduced-vocabulary"])
+def test_every_head_drafts_for_the_same_output(kind, reduced):
+    d2t = every_third_id() if reduced else None
+    steps = {"markov": BLOCK - 1, "domino": BLOCK - 2, "none": 0}[kind]
+    for seed in range(3):
+        target, ids, answer = small_case(seed, 5)
+        head, drafter = small_head(kind, seed, d2t), small_drafter(seed)
+        output = speculative_generate(target, drafter, head, ids, max_new_tokens=20)
+        assert output.tokens.tolist() == [answer[:20]], seed
+        assert output.stats.mean_passes == steps
+        alone = speculative_generate(target, drafter, None, ids, max_new_tokens=20, d2t=d2t)
+        if kind == "none":
+            assert output.stats.acceptance_lengths == alone.stats.acceptance_lengths
+
+
+@pytest.mark.parametrize("kind", ["markov", "domino"])
+def test_the_loop_verifies_the_drafts_of_the_serial_head(kind):
+    """What the target is fed behind the anchor are the head's own tokens."""
+    target, ids, _ = small_case(2, 6)
+    head = small_head(kind, 2)
+    drafts = []
+    refine = head.refine
+
+    def watched(*arguments, **options):
+        assert not options
+        output = refine(*arguments)
+        drafts.append(output.tokens[0].tolist())
+        return output
+
+    head.refine = watched
+    fed = watch_inputs(target)
+    speculative_generate(target, small_drafter(2), head, ids, max_new_tokens=12)
+    assert len(drafts) > 2
+    for block, tokens in zip(fed[1:], drafts, strict=False):  # the last step may need no draft
+        assert block[1:] == tokens[: len(block) - 1]
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral", "Gemma2", "GPTNeoX"])
@@ -573,11 +634,21 @@ def generate(**changes):
         ({"exact": True}, ValueError, "exact=True needs top_c >= 1"),
         ({"exact": True, "top_c": 2, "num_passes": 2}, ValueError, "num_passes >= 5"),
         ({"refiner": small_refiner(block_size=4)}, ValueError, "block_size is 4, the drafter's 6"),
-        ({"refiner": object()}, TypeError, "must be a FoldedRefiner or None, got object"),
+        ({"refiner": object()}, TypeError, "must be a FoldedRefiner, .* or None, got object"),
         (
             {"refiner": XPressRefiner(XPressConfig(V, WIDTH, rank=8, block_size=BLOCK))},
             TypeError,
             r"call \.fold\(\)",
+        ),
+        (
+            {"refiner": small_head("markov"), "num_passes": 3},
+            ValueError,
+            "a MarkovHead makes no passes",
+        ),
+        (
+            {"refiner": small_head("domino", shift_label=True)},
+            ValueError,
+            "drafts 6 of 6 slots.*fill-in layout only",
         ),
         (
             {"d2t": every_third_id()},

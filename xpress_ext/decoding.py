@@ -30,12 +30,12 @@ try:
 except ImportError:  # the ranges serve profilers only
     nvtx = None
 
-from xpress_ext.config import MAX_TOP_C
+from xpress_ext.config import MAX_TOP_C, XPressConfig
 from xpress_ext.reference import target_ids
 
 if TYPE_CHECKING:
     from xpress_ext.drafter import DFlashConfig, DFlashDrafter
-    from xpress_ext.refiner import FoldedRefiner
+    from xpress_ext.heads import InferenceHead
 
 STAGES = ("prompt", "target", "drafter", "lm_head", "refiner")
 NEAR_TIE_GAP = 1e-3
@@ -57,7 +57,8 @@ class StepEvent:
         step ended the decode inside the block. Their number is the acceptance length.
     drafted: how many drafts the target judged (0 in step 0 and in plain steps).
     accepted: how many of `tokens` were drafts.
-    passes, full_readouts: what the refiner needed (0 without one).
+    passes, full_readouts: what the refiner needed (0 without one); a serial head's steps count as
+        passes.
     near_ties: indices into `tokens` whose two best target logits lie within the near-tie gap.
     milliseconds: time of each stage (STAGES) that ran.
     wall_milliseconds: time of the whole step, the Python between the stages included.
@@ -194,7 +195,7 @@ def first_difference(one: GenerateOutput, other: GenerateOutput) -> Difference |
 def speculative_generate(
     target: Any,
     drafter: DFlashDrafter,
-    refiner: FoldedRefiner | None,
+    refiner: InferenceHead | None,
     input_ids: Tensor,
     *,
     max_new_tokens: int,
@@ -208,13 +209,16 @@ def speculative_generate(
     """The target's own greedy decode, sped up by drafts.
 
     target: a Hugging Face causal LM in evaluation mode, whose cache can be cropped.
-    refiner: None decodes with the drafter alone (the argmax of its base logits).
+    refiner: a FoldedRefiner, or another head with its `refine` (xpress_ext.heads): MarkovHead,
+        DominoHead, which is given the target's embedding here, or NoHead. None decodes with the
+        drafter alone (the argmax of its base logits).
     input_ids [1, T] int64, T >= 1.
     max_new_tokens: at most so many new tokens; a block is cut where it would pass the limit. The
         decode also ends at the target's last position (`max_position_embeddings`).
     eos_token_id: ends the decode, itself included. None takes the target's generation config;
         an empty sequence never ends.
-    num_passes, top_c, exact: the refiner's (docs/method.md 4); None takes its config's.
+    num_passes, top_c, exact: a FoldedRefiner's (docs/method.md 4); None takes its config's. Heads
+        without passes take none of them.
     callback: called with every StepEvent, the prompt's included.
     d2t [V] int64: offsets of a reduced draft vocabulary (target id = v + d2t[v]); taken from the
         refiner where there is one.
@@ -233,7 +237,7 @@ def speculative_generate(
 def speculative_steps(
     target: Any,
     drafter: DFlashDrafter,
-    refiner: FoldedRefiner | None,
+    refiner: InferenceHead | None,
     input_ids: Tensor,
     *,
     max_new_tokens: int,
@@ -310,7 +314,7 @@ class SpeculativeDecoder:
         self,
         target: Any,
         drafter: DFlashDrafter,
-        refiner: FoldedRefiner | None = None,
+        refiner: InferenceHead | None = None,
         *,
         num_passes: int | None = None,
         top_c: int | None = None,
@@ -325,8 +329,8 @@ class SpeculativeDecoder:
         if refiner is not None:
             _check_refiner(refiner, self.block_size)
         d2t = _one_d2t(d2t, None if refiner is None else refiner.d2t)
-        settings = _settings(refiner, self.block_size, num_passes, top_c, exact)
-        self._draft = _Draft(target, drafter, refiner, d2t, settings)
+        options = _options(refiner, self.block_size, num_passes, top_c, exact)
+        self._draft = _Draft(target, drafter, refiner, d2t, options)
 
     def steps(
         self,
@@ -579,15 +583,15 @@ class _Draft:
         self,
         target: Any,
         drafter: DFlashDrafter,
-        refiner: FoldedRefiner | None,
+        refiner: InferenceHead | None,
         d2t: Tensor | None,
-        settings: tuple[int, int, bool],
+        options: Mapping[str, int],
     ) -> None:
         self.layer_ids = tuple(int(layer) for layer in drafter.target_layer_ids)
         _check_drafter(target, drafter.config, self.layer_ids)
         self._drafter = drafter
         self._refiner = refiner
-        self._num_passes, self._top_c, self._exact = settings
+        self._options = options
         self._embedding = target.get_input_embeddings()
         self._dtype = next(drafter.parameters()).dtype
         head = target.get_output_embeddings()
@@ -599,6 +603,8 @@ class _Draft:
         self._head_bias = bias if bias is None or self._ids is None else bias[self._ids]
         if refiner is not None:
             _check_sizes(refiner, self._head_weight.shape[0], drafter.config.hidden_size)
+            if hasattr(refiner, "attach_embedding"):
+                refiner.attach_embedding(self._embedding)
         block_size = int(drafter.config.block_size)
         masks = [int(drafter.config.mask_token_id)] * (block_size - 1)
         self._masks = torch.tensor([masks], device=head.weight.device)
@@ -639,9 +645,7 @@ class _Draft:
             _operator_dtype(hidden),
             anchor,
             predecessor,
-            num_passes=self._num_passes,
-            top_c=self._top_c,
-            exact=self._exact,
+            **self._options,
         )
         return _Drafted(output.tokens[0].tolist(), int(output.passes), int(output.full_readouts))
 
@@ -756,26 +760,42 @@ def _check_prompt(target: Any, input_ids: Tensor) -> None:
         )
 
 
-def _settings(
-    refiner: FoldedRefiner | None,
+def _options(
+    refiner: InferenceHead | None,
     block_size: int,
     num_passes: int | None,
     top_c: int | None,
     exact: bool,
-) -> tuple[int, int, bool]:
-    """num_passes, top_c and exact as the refiner takes them, its defaults filled in."""
-    drafted = block_size - 1
+) -> dict[str, int]:
+    """What the head's `refine` is called with beside its inputs, its defaults filled in."""
+    config = None if refiner is None else refiner.config
+    if config is None or isinstance(config, XPressConfig):
+        return _pass_options(config, block_size - 1, num_passes, top_c, exact)
+    if (num_passes, top_c, exact) != (None, None, False):
+        raise ValueError(
+            f"a {type(refiner).__name__} makes no passes: leave out num_passes, top_c and exact"
+        )
+    return {}
+
+
+def _pass_options(
+    config: XPressConfig | None,
+    drafted: int,
+    num_passes: int | None,
+    top_c: int | None,
+    exact: bool,
+) -> dict[str, int]:
     if num_passes is None:
-        num_passes = drafted if exact or refiner is None else refiner.config.num_passes
+        num_passes = drafted if exact or config is None else config.num_passes
     if top_c is None:
-        top_c = 0 if refiner is None else refiner.config.top_c
+        top_c = 0 if config is None else config.top_c
     _check_int("num_passes", num_passes)
     _check_int("top_c", top_c)
     if not isinstance(exact, bool):
         raise TypeError(f"exact must be a bool, got {exact!r}")
     if num_passes < 1:
         raise ValueError(f"num_passes must be at least 1, got {num_passes}")
-    limit = MAX_TOP_C if refiner is None else min(MAX_TOP_C, refiner.config.draft_vocab_size)
+    limit = MAX_TOP_C if config is None else min(MAX_TOP_C, config.draft_vocab_size)
     if not 0 <= top_c <= limit:
         raise ValueError(
             f"top_c must be 0 (the whole draft vocabulary) or a number of candidates up to "
@@ -786,18 +806,25 @@ def _settings(
             f"exact=True needs top_c >= 1 and num_passes >= {drafted} (block_size - 1), "
             f"got top_c={top_c}, num_passes={num_passes}"
         )
-    return min(num_passes, drafted), top_c, exact  # more passes than slots act as that many
+    # More passes than slots act as that many.
+    return {"num_passes": min(num_passes, drafted), "top_c": top_c, "exact": exact}
 
 
-def _check_refiner(refiner: FoldedRefiner, block_size: int) -> None:
+def _check_refiner(refiner: InferenceHead, block_size: int) -> None:
     if not hasattr(refiner, "refine"):
         raise TypeError(
-            f"refiner must be a FoldedRefiner or None, got {type(refiner).__name__}"
+            "refiner must be a FoldedRefiner, another head with `refine`, or None, "
+            f"got {type(refiner).__name__}"
             + ("; call .fold() on it" if hasattr(refiner, "fold") else "")
         )
     if refiner.config.block_size != block_size:
         raise ValueError(
             f"the refiner's block_size is {refiner.config.block_size}, the drafter's {block_size}"
+        )
+    if refiner.config.num_drafted != block_size - 1:
+        raise ValueError(
+            f"the head drafts {refiner.config.num_drafted} of {block_size} slots (the shift "
+            "layout); decoding takes heads of the fill-in layout only"
         )
 
 
@@ -812,7 +839,7 @@ def _one_d2t(given: Tensor | None, refiners: Tensor | None) -> Tensor | None:
     return given
 
 
-def _check_sizes(refiner: FoldedRefiner, rows: int, hidden_size: int) -> None:
+def _check_sizes(refiner: InferenceHead, rows: int, hidden_size: int) -> None:
     if refiner.config.hidden_size != hidden_size:
         raise ValueError(
             f"the refiner's hidden_size is {refiner.config.hidden_size}, the drafter's "

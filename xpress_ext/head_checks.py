@@ -52,8 +52,8 @@ def check_d2t(config: Vocabularies, d2t: Tensor | None) -> None:
 def check_block(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     """Raises ValueError unless `tensor` is [N, *expected]."""
     if tuple(tensor.shape[1:]) != expected or tensor.dim() != len(expected) + 1:
-        sizes = ",".join(str(size) for size in expected)
-        raise ValueError(f"{name} must be [N,{sizes}] for this head, got {list(tensor.shape)}")
+        sizes = ",".join(["N", *(str(size) for size in expected)])
+        raise ValueError(f"{name} must be [{sizes}] for this head, got {list(tensor.shape)}")
 
 
 def check_ids(name: str, ids: Tensor, limit: int) -> None:
