@@ -31,13 +31,20 @@ FLUSH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class CudaLine:
-    """One thing to time: `make(K)` gives a call without arguments that returns tokens."""
+    """One thing to time: `make(K)` gives a call without arguments that returns tokens.
+
+    `against` names our line that a peer is compared with; empty for our own.
+    """
 
     name: str
-    ours: bool
+    against: str
     make: Callable[[int], Callable[[], Tensor]]
     passes: tuple[int, ...]
     captured: bool = True
+
+    @property
+    def ours(self) -> bool:
+        return not self.against
 
 
 def lines_of(
@@ -45,7 +52,8 @@ def lines_of(
 ) -> list[CudaLine]:
     """Ours and the peers, in bf16, on one batch of blocks."""
     tensors, D = blocks.tensors(), blocks.base_logits.shape[1]
-    passes = tuple(K for K in PASSES if K <= D)
+    passes = (*(K for K in PASSES if K < D), D)
+    full, few = "xpress full", f"xpress C={C}"
 
     def ours(top_c: int, exact: bool) -> Callable[[int], Callable[[], Tensor]]:
         refine = torch.ops.xpress.jacobi_refine
@@ -55,28 +63,28 @@ def lines_of(
         return lambda K: lambda: loop(*tensors, K)
 
     lines = [
-        CudaLine("xpress full", True, ours(0, False), passes),
-        CudaLine(f"xpress C={C}", True, ours(C, False), passes),
-        CudaLine(f"xpress exact C={C}", True, ours(C, True), (D,)),
+        CudaLine(full, "", ours(0, False), passes),
+        CudaLine(few, "", ours(C, False), passes),
+        CudaLine(f"xpress exact C={C}", "", ours(C, True), (D,)),
     ]
     eager = FullLoop(head, torch.bfloat16)
     lines += [
-        CudaLine("torch eager", False, peer(eager), passes, captured=False),
-        CudaLine("torch graph", False, peer(eager), passes),
-        CudaLine(f"torch graph C={C}", False, peer(CandidateLoop(head, C, torch.bfloat16)), passes),
+        CudaLine("torch eager", full, peer(eager), passes, captured=False),
+        CudaLine("torch graph", full, peer(eager), passes),
+        CudaLine(f"torch graph C={C}", few, peer(CandidateLoop(head, C, torch.bfloat16)), passes),
     ]
     if compiles:
         loop = FullLoop(head, torch.bfloat16, mode="compiled")
         pool = CandidateLoop(head, C, torch.bfloat16, mode="compiled")
         lines += [
-            CudaLine("torch compiled, graph", False, peer(loop), passes),
-            CudaLine(f"torch compiled, graph C={C}", False, peer(pool), passes),
+            CudaLine("torch compiled, graph", full, peer(loop), passes),
+            CudaLine(f"torch compiled, graph C={C}", few, peer(pool), passes),
         ]
     markov = MarkovLoop(head, torch.bfloat16)
     lines.append(
         CudaLine(
             "serial Markov, graph",
-            False,
+            full,
             lambda K: lambda: markov(blocks.base_logits, blocks.anchor),
             (D,),
         )
@@ -100,8 +108,12 @@ def _vllm_lines(
 
     weights = head.to(torch.bfloat16)
     return [
-        CudaLine(f"vLLM {name}", False, make(VllmHead(head_class, weights, len(base), c)), passes)
-        for name, c in (("full", 0), (f"C={C}", C), ("C=512", 512))
+        CudaLine(f"vLLM {name}", mine, make(VllmHead(head_class, weights, len(base), c)), passes)
+        for name, mine, c in (
+            ("full", "xpress full", 0),
+            (f"C={C}", f"xpress C={C}", C),
+            ("C=512", f"xpress C={C}", 512),  # its own default
+        )
     ]
 
 
@@ -173,7 +185,7 @@ def run_cuda(args: argparse.Namespace, bench_class: type[Bench]) -> dict[str, ob
 
 def run_batch(
     args: argparse.Namespace, bench_class: type[Bench], N: int, ceilings: Ceilings
-) -> dict[str, object]:
+) -> dict[str, Any]:
     from benchmarks.latency_vs_K import pass_floor
 
     bench = bench_class(args, N)
@@ -200,20 +212,28 @@ def run_batch(
             {
                 "name": line.name,
                 "ours": line.ours,
+                "against": line.against,
                 "wrong_tokens": _wrong(replays, line, blocks),
                 "us_per_block": {
                     cache: {
-                        K: asdict(times[cache][line.name, K].scaled(1 / N))
+                        str(K): asdict(times[cache][line.name, K].scaled(1 / N))
                         for K in line.passes
-                        if (line.name, K) in replays
                     }
                     for cache in CACHES
                 },
+                "times_as_slow": {cache: _ratios(times[cache], line) for cache in CACHES},
             }
             for line in lines
             if line.name not in failures
         ],
     }
+
+
+def _ratios(times: dict[Any, Spread], line: CudaLine) -> dict[str, float]:
+    """A peer's median over that of our line with as many passes."""
+    if line.ours:
+        return {}
+    return {str(K): times[line.name, K].median / times[line.against, K].median for K in line.passes}
 
 
 def _wrong(replays: dict[Any, Replay], line: CudaLine, blocks: Blocks) -> int | None:
@@ -228,24 +248,37 @@ def print_batches(result: dict[str, Any]) -> None:
     machine, ceilings = result["machine"], result["ceilings"]
     print(f"{machine.get('gpu')}, torch {machine['torch']}, copy {ceilings['copy_gb_s']:.0f} GB/s")
     for batch in result["batches"]:
-        floor = batch["floor_us_per_pass"]
         for cache in CACHES:
             print(
                 f"\nN={batch['N']}, {cache} caches, worst-case inputs: microseconds per block,"
-                f" median (p20..p80); floor of a full pass {floor['full']['bytes']:.1f} us by bytes"
+                " median (p20..p80), and a peer's time over ours; wrong tokens at the end"
             )
-            columns = ["line \\ K", *(str(K) for K in PASSES), "differ"]
-            rows = []
-            for line in batch["lines"]:
-                at = {int(K): spread for K, spread in line["us_per_block"][cache].items()}
-                cells = [
-                    f"{at[K]['median']:.1f} ({at[K]['p20']:.1f}..{at[K]['p80']:.1f})"
-                    if K in at
-                    else ""
-                    for K in PASSES
-                ]
-                wrong = "" if line["wrong_tokens"] is None else str(line["wrong_tokens"])
-                rows.append([line["name"], *cells, wrong])
-            print(table(columns, rows))
+            passes = list(batch["lines"][0]["us_per_block"][cache])
+            rows = [*_floor_rows(batch, passes)]
+            rows += [_row(line, cache, passes) for line in batch["lines"]]
+            print(table(["line \\ K", *passes, "wrong"], rows))
         for name, why in batch["failures"].items():
             print(f"failed: {name}: {why}")
+
+
+def _floor_rows(batch: dict[str, Any], passes: list[str]) -> list[list[str]]:
+    """The greater of the floors by bytes and by arithmetic, of the passes alone."""
+    return [
+        [
+            f"floor, {name}, from memory",
+            *(f"{int(K) * max(floor.values()):.1f}" for K in passes),
+            "",
+        ]
+        for name, floor in batch["floor_us_per_pass"].items()
+    ]
+
+
+def _row(line: dict[str, Any], cache: str, passes: list[str]) -> list[str]:
+    cells = []
+    for K in passes:
+        at = line["us_per_block"][cache].get(K)
+        ratio = line["times_as_slow"][cache].get(K)
+        spread = f"{at['median']:.1f} ({at['p20']:.1f}..{at['p80']:.1f})" if at else ""
+        cells.append(spread + (f" {ratio:.2f}x" if ratio else ""))
+    wrong = line["wrong_tokens"]
+    return [line["name"], *cells, "" if wrong is None else str(wrong)]

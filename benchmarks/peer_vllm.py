@@ -2,7 +2,8 @@
 
 vLLM itself is not imported, and nothing of it is part of this project: the two files that hold the
 head and its Triton kernels are executed as they are, with stand-ins for the rest of the package
-(configuration, logger, layers), none of which the greedy refinement calls.
+(configuration, logger, layers). The greedy refinement calls one of them: vLLM's choice of the top
+candidates is torch.topk here, as it is there wherever FlashInfer is not installed.
 """
 
 from __future__ import annotations

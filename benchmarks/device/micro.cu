@@ -4,12 +4,13 @@
 //
 // copy bandwidth, read bandwidth over the size of the working set (where L2 ends), the latency of a
 // grid barrier and of a cluster barrier, and the cost of a launch in a stream and in a graph.
-// Medians of several runs, timed by events.
+// Medians of several runs with the 20th and 80th percentiles, timed by events.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "device/barrier.h"
@@ -33,27 +34,40 @@ void check(xpress::Status status, const char* what) {
   std::exit(1);
 }
 
-// Median microseconds of `work`, which enqueues on the stream.
+// Microseconds of `work`, which enqueues on the stream: one figure a run, ascending.
 template <class Work>
-double microseconds(cudaStream_t stream, const Work& work, int runs = 9) {
+std::vector<double> microseconds(cudaStream_t stream, const Work& work) {
+  constexpr int kRuns = 11;
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
   work();
-  std::vector<float> times;
-  for (int i = 0; i < runs; ++i) {
+  std::vector<double> times;
+  for (int i = 0; i < kRuns; ++i) {
     check(cudaEventRecord(begin, stream), "record");
     work();
     check(cudaEventRecord(end, stream), "record");
     check(cudaEventSynchronize(end), "wait");
     float milliseconds = 0.0f;
     check(cudaEventElapsedTime(&milliseconds, begin, end), "time");
-    times.push_back(milliseconds * 1e3f);
+    times.push_back(milliseconds * 1e3);
   }
   std::sort(times.begin(), times.end());
   check(cudaEventDestroy(begin), "event");
   check(cudaEventDestroy(end), "event");
-  return times[times.size() / 2];
+  return times;
+}
+
+// Prints `"name": {"median": .., "p20": .., "p80": ..}` of what `figure` makes of each time.
+template <class Figure>
+void print(const char* separator, const char* name, const std::vector<double>& times,
+           const Figure& figure) {
+  std::vector<double> figures;
+  for (const double time : times) figures.push_back(figure(time));
+  std::sort(figures.begin(), figures.end());
+  const size_t last = figures.size() - 1;
+  std::printf("%s\"%s\": {\"median\": %.3f, \"p20\": %.3f, \"p80\": %.3f}", separator, name,
+              figures[last / 2], figures[last / 5], figures[last - last / 5]);
 }
 
 struct ReadParams {
@@ -63,12 +77,14 @@ struct ReadParams {
   uint32_t* sink;
 };
 
-// Reads the working set `sweeps` times, four loads in flight a thread.
+// Reads the working set `sweeps` times, four loads in flight a thread. In every sweep a CTA reads
+// what its neighbour read in the last one, so that L1 never holds what is asked for.
 XPRESS_KERNEL(512) read_kernel(ReadParams p) {
   const int64_t vectors = p.bytes / 16, threads = device::cta_count() * device::thread_count();
-  const int64_t first = device::cta_index() * device::thread_count() + device::thread_index();
   uint32_t sum = 0;
   for (int sweep = 0; sweep < p.sweeps; ++sweep) {
+    const int64_t cta = (device::cta_index() + sweep) % device::cta_count();
+    const int64_t first = cta * device::thread_count() + device::thread_index();
     for (int64_t i = first; i < vectors; i += 4 * threads) {
       device::Bytes16 held[4];
       XPRESS_UNROLL
@@ -114,44 +130,44 @@ int main() {
   check(cudaMalloc(&source, kLargest), "memory");
   check(cudaMalloc(&target, kLargest), "memory");
   check(cudaMemset(source, 1, kLargest), "memory");
-  const double copy_us = microseconds(stream, [&] {
+  const auto copies = microseconds(stream, [&] {
     check(cudaMemcpyAsync(target, source, kLargest, cudaMemcpyDefault, stream), "copy");
   });
-  std::printf(" \"copy_gb_s\": %.0f,\n", 2.0 * kLargest / copy_us / 1e3);
+  print(" ", "copy_gb_s", copies, [](double us) { return 2.0 * kLargest / us / 1e3; });
 
-  std::printf(" \"read_gb_s\": {");
+  std::printf(",\n \"read_gb_s\": {");
   const char* separator = "";
   for (const int64_t megabytes : {4, 8, 16, 26, 32, 40, 48, 56, 64, 78, 96, 128, 256, 1024}) {
-    const int64_t bytes = std::min<int64_t>(megabytes * 1000000, kLargest) / 16 * 16;
+    const int64_t bytes = megabytes * 1000000 / 16 * 16;
     const int sweeps = static_cast<int>(std::max<int64_t>(2, 1500 / megabytes));
-    const double us = microseconds(stream, [&] {
+    const auto times = microseconds(stream, [&] {
       check(device::launch(read_kernel, {2 * sms, 512}, stream,
                            ReadParams{source, bytes, sweeps, reinterpret_cast<uint32_t*>(target)}),
             "read");
     });
-    std::printf("%s\"%d\": %.0f", separator, static_cast<int>(megabytes),
-                1.0 * bytes * sweeps / us / 1e3);
+    print(separator, std::to_string(megabytes).c_str(), times,
+          [&](double us) { return 1.0 * bytes * sweeps / us / 1e3; });
     separator = ", ";
   }
-  std::printf("},\n");
+  std::printf("}");
 
   device::GridBarrier* barrier;
   check(cudaMalloc(&barrier, sizeof(*barrier)), "memory");
   check(cudaMemset(barrier, 0, sizeof(*barrier)), "memory");
   constexpr int kBarriers = 1000;
-  const double grid_us = microseconds(stream, [&] {
+  const auto grid = microseconds(stream, [&] {
     check(device::launch(grid_barrier_kernel, {sms, 256, 0, 1, true}, stream,
                          BarrierParams{barrier, kBarriers}),
           "grid barrier");
   });
-  std::printf(" \"grid_barrier_us\": %.3f,\n", grid_us / kBarriers);
+  print(",\n ", "grid_barrier_us", grid, [](double us) { return us / kBarriers; });
   if (properties.major >= 9) {
-    const double cluster_us = microseconds(stream, [&] {
+    const auto cluster = microseconds(stream, [&] {
       check(device::launch(cluster_barrier_kernel, {8, 256, 0, 8}, stream,
                            BarrierParams{barrier, kBarriers}),
             "cluster barrier");
     });
-    std::printf(" \"cluster_barrier_us\": %.3f,\n", cluster_us / kBarriers);
+    print(",\n ", "cluster_barrier_us", cluster, [](double us) { return us / kBarriers; });
   }
 
   constexpr int kLaunches = 200;
@@ -160,15 +176,17 @@ int main() {
       check(device::launch(empty_kernel, {1, 32}, stream, BarrierParams{barrier, 0}), "launch");
     }
   };
-  std::printf(" \"launch_us\": %.3f,\n", microseconds(stream, launches) / kLaunches);
+  const auto each = [](double us) { return us / kLaunches; };
+  print(",\n ", "launch_us", microseconds(stream, launches), each);
   cudaGraph_t graph;
   cudaGraphExec_t replay;
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   launches();
   check(cudaStreamEndCapture(stream, &graph), "capture");
   check(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  const double graph_us =
+  const auto replays =
       microseconds(stream, [&] { check(cudaGraphLaunch(replay, stream), "graph"); });
-  std::printf(" \"graph_node_us\": %.3f\n}\n", graph_us / kLaunches);
+  print(",\n ", "graph_node_us", replays, each);
+  std::printf("\n}\n");
   return 0;
 }
