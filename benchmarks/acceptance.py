@@ -56,7 +56,7 @@ class Models:
     def load(cls, checkpoint: Path) -> Models:
         target, tokenizer = load_smollm2(torch.float32)
         drafter, refiner = load_checkpoint(checkpoint, dtype=torch.float32)
-        if refiner is None:
+        if not isinstance(refiner, XPressRefiner):
             raise SystemExit(f"{checkpoint} holds a drafter without a refiner")
         return cls(target, tokenizer, drafter, refiner, refiner.fold(torch.bfloat16))
 

@@ -127,7 +127,7 @@ def test_a_failed_save_leaves_the_old_checkpoint_whole(folder, monkeypatch):
         file.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("xpress_ext.checkpoint.save_file", fail)
+    monkeypatch.setattr("xpress_ext.checkpoint.files.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(folder, make_drafter())
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
@@ -159,7 +159,7 @@ def test_wrong_tensors_are_named(folder, edit, named):
         ({"xpress_block_size": 4}, "xpress_block_size is 4"),
         ({"xpress_rank": 600}, "rank"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type"),
-        ({"speculators_model_type": "xpress"}, "speculators"),
+        ({"speculators_model_type": "eagle"}, "speculators_model_type is 'eagle'"),
     ],
 )
 def test_wrong_configs_are_named(folder, changes, named):

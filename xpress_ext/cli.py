@@ -1,4 +1,4 @@
-"""The command ``xpress``: ``xpress demo | info``."""
+"""The command ``xpress``: ``xpress demo | convert | info``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,37 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="default: 96")
     demo.add_argument("--checkpoint", type=Path, metavar="DIR", help="drafter and refiner to use")
     demo.set_defaults(run=_run_demo)
+    convert = commands.add_parser("convert", help="a checkpoint in another of the three formats")
+    convert.add_argument("source", type=Path, metavar="SRC", help="folder, or .pt file")
+    convert.add_argument("destination", type=Path, metavar="DST", help="what to write, new")
+    convert.add_argument(
+        "--to",
+        choices=["A", "B", "C"],
+        required=True,
+        help="A: speculators, B: serving (folders), C: training reference (a .pt file)",
+    )
+    convert.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="config.json in format B, for what the args of a .pt file lack",
+    )
+    convert.set_defaults(run=_run_convert)
     return parser
+
+
+def _run_convert(options: argparse.Namespace) -> int:
+    from xpress_ext.checkpoint import convert_checkpoint
+    from xpress_ext.checkpoint.files import read_config
+
+    try:
+        config = None if options.config is None else read_config(options.config)
+        convert_checkpoint(options.source, options.destination, options.to, config)
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        print(f"xpress convert: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.destination} written in format {options.to}")
+    return 0
 
 
 def _run_info(options: argparse.Namespace) -> int:

@@ -392,13 +392,14 @@ def chat_ids(tokenizer: Any, prompt: str) -> torch.Tensor:
 
 def _load_heads(checkpoint: Path) -> tuple[DFlashDrafter, XPressRefiner]:
     from xpress_ext.checkpoint import load_checkpoint
+    from xpress_ext.refiner import XPressRefiner
 
     try:
         drafter, refiner = load_checkpoint(checkpoint, torch.float32)
     except Exception as error:  # a damaged file fails in as many ways as it has readers
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DemoError(f"checkpoint {checkpoint} cannot be loaded: {reason}") from error
-    if refiner is None:
+    if not isinstance(refiner, XPressRefiner):
         raise DemoError(f"checkpoint {checkpoint} holds a drafter without a refiner")
     return drafter, refiner
 
