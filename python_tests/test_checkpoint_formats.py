@@ -313,6 +313,8 @@ def test_format_a_of_a_full_vocabulary_may_store_both_maps(tmp_path):
             r"refiner_head\.token_embed\.weight has shape \[50, 8\]",
         ),
         (lambda k: k.update(draft_vocab_size="x"), "draft_vocab_size is x"),
+        (lambda k: k.update(xpress_mlp_ratio=10.0**5, xpress_rank=10**20), "mlp_hidden|rank"),
+        (lambda k: k.update(speculators_model_type=["xpress"]), "expected one of"),
         (lambda k: k.update(speculators_model_type="eagle3"), "is 'eagle3', expected one of"),
     ],
 )
@@ -404,6 +406,34 @@ def test_wrong_files_of_format_c_are_named(in_c, edit, message):
     edit_state(in_c, edit)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(in_c)
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "message"),
+    [
+        ("xpress", lambda k: k.update(xpress_mlp_hidden=10**30), "mlp_hidden must be"),
+        ("xpress", lambda k: k.update(xpress_without=["eyes"]), "xpress_without is"),
+        ("markov", lambda k: k.update(markov_rank=10**30), "rank must be"),
+        ("markov", lambda k: k.update(markov_rank="6"), "rank must be an int"),
+        (
+            "markov",
+            lambda k: k["dflash_config"].update(projector_type="x"),
+            "projector_type is 'x'",
+        ),
+        ("domino", lambda k: k["dflash_config"].pop("shift_label"), "dflash_config.shift_label"),
+        (
+            "domino",
+            lambda k: k["dflash_config"].update(emb_dim=7),
+            r"embed_proj\.0\.weight has shape",
+        ),
+        ("domino", lambda k: k["dflash_config"].update(pure_draft_prefix_len=9), "prefix_len must"),
+    ],
+)
+def test_wrong_configs_of_heads_are_named(tmp_path, kind, edit, message):
+    save_checkpoint(tmp_path, make_drafter(), make_head(kind))
+    edit_config(tmp_path, edit)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path)
 
 
 # --- Files that are not what they say.

@@ -9,6 +9,7 @@ MAX_BLOCK_SIZE = 32
 MAX_RANK = 512
 MAX_TOP_C = 1024
 CHANNEL_MULTIPLE = 32  # the operators take r, H and m in multiples of this
+_MAX_SIZE = 2**31 - 1
 PARTS = ("hidden", "mean", "mixer", "mlp")  # of a head, each with its switch `use_...`
 
 
@@ -89,10 +90,10 @@ def check_int(name: str, value: object) -> None:
 
 
 def check_range(name: str, value: int, low: int, high: int | None = None) -> None:
-    """Raises ValueError unless `value` is an int from `low` to `high`, both included."""
+    """Raises ValueError unless `value` is an int from `low` to `high`, or to 2^31 - 1."""
     check_int(name, value)
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"from {low} to {high}"
+    if not low <= value <= (_MAX_SIZE if high is None else high):
+        limit = f"at least {low} and below 2^31" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be {limit}, got {value}")
 
 

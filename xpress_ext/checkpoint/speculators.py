@@ -65,7 +65,7 @@ def read_speculators(folder: Path) -> Contents:
     path = folder / CONFIG_FILE
     keys = read_config(path)
     model = keys.get("speculators_model_type")
-    if model not in _MODELS:
+    if not isinstance(model, str) or model not in _MODELS:
         raise CheckpointError(
             f"{path}: speculators_model_type is {model!r}, expected one of {list(_MODELS)}"
         )
