@@ -29,6 +29,7 @@ ACCEPTANCE = "acceptance_smollm2.json"
 DEMO = "demo_smollm2.json"
 RESOURCES = "kernel_resources.json"
 TRAFFIC = "kernel_traffic.json"
+ROOFLINE = "roofline_h200.json"
 
 SHOWN_PASSES = (1, 4, 6, 15)
 _MARK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -270,11 +271,34 @@ def traffic(results: Callable[[str], Result]) -> str:
     return f"{shape}; bf16.\n\n{markdown(columns, rows)}"
 
 
+def floors(results: Callable[[str], Result]) -> str:
+    """Least bytes and arithmetic of every stage on one GPU."""
+    table = results(ROOFLINE)
+    gpu = table["gpu"]
+    rows = [
+        [
+            at["name"].strip(),
+            str(at["N"]),
+            f"{at['num_bytes'] / 1e6:.3f}",
+            f"{at['flop'] / 1e9:.3f}",
+            f"{at['bytes_us']:.2f}",
+            f"{at['arithmetic_us']:.2f}",
+        ]
+        for at in table["stages"]
+    ]
+    columns = ["stage", "N", "MB", "GFLOP", "bytes, us", "arithmetic, us"]
+    return (
+        f"{gpu['name']}: {gpu['memory_gb_s']:.0f} GB/s, {gpu['dense_bf16_tflop_s']:.0f} TFLOP/s in"
+        f" bf16 ({gpu['source']}).\n\n{markdown(columns, rows)}"
+    )
+
+
 SECTIONS: dict[str, tuple[tuple[str, ...], Callable[[Callable[[str], Result]], str]]] = {
     "latency": ((CURVE,), latency),
     "bars": ((BARS,), bars),
     "acceptance": ((ACCEPTANCE,), acceptance),
     "demo": ((DEMO,), demo),
+    "floors": ((ROOFLINE,), floors),
     "traffic": ((TRAFFIC,), traffic),
     "resources": ((RESOURCES,), resources),
 }
