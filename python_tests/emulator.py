@@ -7,8 +7,9 @@ order its threads run, is set by `on`.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from xpress_ext import ops
 
 # XPRESS_EMULATOR_MODULE names another folder: a mutated emulator's (test_mutations.py).
 _DEFAULT = Path(__file__).resolve().parent.parent / "build" / "emulator"
@@ -78,12 +81,25 @@ def _to_torch(array: Any) -> Tensor:
     return tensor.view(torch.bfloat16) if tensor.dtype is torch.uint16 else tensor
 
 
-def project_hidden(hidden: Tensor, hidden_proj: Tensor) -> Tensor:
-    return _call("project_hidden", hidden, hidden_proj)
+def _operator(name: str) -> Callable[..., Any]:
+    """The operator of that name, with the signature of `xpress_ext.ops`."""
+    signature = inspect.signature(getattr(ops, name))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        return _call(name, *bound.args)
+
+    return call
 
 
-def causal_mix(x: Tensor, mixer: Tensor) -> Tensor:
-    return _CausalMix.apply(x, mixer)
+project_hidden = _operator("project_hidden")
+fuse_mix = _operator("fuse_mix")
+refiner_mlp = _operator("refiner_mlp")
+top_candidates = _operator("top_candidates")
+readout_argmax = _operator("readout_argmax")
+refined_logits = _operator("refined_logits")
+jacobi_refine = _operator("jacobi_refine")
 
 
 class _CausalMix(torch.autograd.Function):
@@ -97,49 +113,9 @@ class _CausalMix(torch.autograd.Function):
         return causal_mix_backward(grad_out.contiguous(), *ctx.saved_tensors)
 
 
+def causal_mix(x: Tensor, mixer: Tensor) -> Tensor:
+    return _CausalMix.apply(x, mixer)
+
+
 def causal_mix_backward(grad_out: Tensor, x: Tensor, mixer: Tensor) -> tuple[Tensor, Tensor]:
     return _call("causal_mix_backward", grad_out, x, mixer)
-
-
-def fuse_mix(context: Tensor, prev: Tensor, token_table: Tensor, mixer: Tensor) -> Tensor:
-    return _call("fuse_mix", context, prev, token_table, mixer)
-
-
-def refiner_mlp(c: Tensor, mlp_gate_up: Tensor, mlp_down: Tensor) -> Tensor:
-    return _call("refiner_mlp", c, mlp_gate_up, mlp_down)
-
-
-def top_candidates(base_logits: Tensor, C: int) -> tuple[Tensor, Tensor]:
-    return _call("top_candidates", base_logits, C)
-
-
-def readout_argmax(
-    z: Tensor, base_logits: Tensor, readout: Tensor, candidates: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    return _call("readout_argmax", z, base_logits, readout, candidates)
-
-
-def refined_logits(z: Tensor, base_logits: Tensor, readout: Tensor) -> Tensor:
-    return _call("refined_logits", z, base_logits, readout)
-
-
-def jacobi_refine(
-    base_logits: Tensor,
-    hidden: Tensor,
-    anchor: Tensor,
-    predecessor: Tensor,
-    hidden_proj: Tensor,
-    token_table: Tensor,
-    mixer: Tensor,
-    mlp_gate_up: Tensor,
-    mlp_down: Tensor,
-    readout: Tensor,
-    num_passes: int,
-    top_c: int = 0,
-    exact: bool = False,
-    seed_tokens: Tensor | None = None,
-    d2t: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    weights = (hidden_proj, token_table, mixer, mlp_gate_up, mlp_down, readout)
-    options = (num_passes, top_c, exact, seed_tokens, d2t)
-    return _call("jacobi_refine", base_logits, hidden, anchor, predecessor, *weights, *options)

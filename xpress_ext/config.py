@@ -83,9 +83,14 @@ class XPressConfig:
         return tuple(name for name in PARTS if not getattr(self, f"use_{name}"))
 
 
+def is_int(value: object) -> bool:
+    """Whether `value` is an int, which True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_int(name: str, value: object) -> None:
-    """Raises ValueError unless `value` is an int, which True and False are not."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    """Raises ValueError unless `value` is an int."""
+    if not is_int(value):
         raise ValueError(f"{name} must be an int, got {value!r}")
 
 

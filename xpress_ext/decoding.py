@@ -30,7 +30,7 @@ try:
 except ImportError:  # the ranges serve profilers only
     nvtx = None
 
-from xpress_ext.config import MAX_TOP_C, XPressConfig
+from xpress_ext.config import MAX_TOP_C, XPressConfig, is_int
 from xpress_ext.reference import target_ids
 
 if TYPE_CHECKING:
@@ -717,7 +717,7 @@ def _end_tokens(target: Any, eos_token_id: int | Sequence[int] | None) -> frozen
 
 
 def _check_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_int(value):
         raise TypeError(f"{name} must be an int, got {value!r}")
 
 

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xpress_ext.config import is_int
+
 Rotary = tuple[Tensor, Tensor]  # cos and sin, [N, T, 1, head_dim/2]
 KeysValues = tuple[Tensor, Tensor]  # each [N, kv_heads, T, head_dim], keys rotated
 
@@ -72,9 +74,9 @@ class DFlashConfig:
             _require_size(name, getattr(self, name))
         for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            valid = isinstance(value, float) or _is_int(value)
+            valid = isinstance(value, float) or is_int(value)
             _require(valid and 0 < value < math.inf, name, value, "a positive number")
-        _require(_is_int(self.mask_token_id), "mask_token_id", self.mask_token_id, "an integer")
+        _require(is_int(self.mask_token_id), "mask_token_id", self.mask_token_id, "an integer")
         _require_layer_ids(self.target_layer_ids)
         _require(2 <= self.block_size <= 32, "block_size", self.block_size, "2 to 32")
         _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number")
@@ -98,7 +100,7 @@ class DFlashConfig:
         )
         if self.draft_vocab_size is not None:
             _require(
-                _is_int(self.draft_vocab_size) and 1 <= self.draft_vocab_size <= self.vocab_size,
+                is_int(self.draft_vocab_size) and 1 <= self.draft_vocab_size <= self.vocab_size,
                 "draft_vocab_size",
                 self.draft_vocab_size,
                 f"1 to vocab_size = {self.vocab_size}",
@@ -184,17 +186,13 @@ def _require(condition: bool, name: str, value: object, expected: str) -> None:
 
 
 def _require_size(name: str, value: Any) -> None:
-    valid = _is_int(value) and 1 <= value < 2**31
+    valid = is_int(value) and 1 <= value < 2**31
     _require(valid, name, value, "a positive integer below 2^31")
 
 
 def _require_layer_ids(value: Any) -> None:
-    valid = isinstance(value, list | tuple) and len(value) > 0 and all(_is_int(i) for i in value)
+    valid = isinstance(value, list | tuple) and len(value) > 0 and all(is_int(i) for i in value)
     _require(valid, "target_layer_ids", value, "a list of integers")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _rope_theta(keys: Mapping[str, Any]) -> Any:

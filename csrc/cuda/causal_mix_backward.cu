@@ -19,10 +19,9 @@ Status run(const CausalMixBackwardParams& p, const DeviceLimits& limits, void* s
                                        static_cast<T*>(p.grad_x),
                                        static_cast<T*>(p.grad_mixer)};
   if (p.N > 0) {
-    const Status status = device::launch(
-        kernels::causal_mix_grad_x_kernel<T>,
-        {plan.x.ctas, plan.x.threads, sizeof(typename Kernel::SharedForX)}, stream, params);
-    if (status != Status::kOk) return status;
+    XPRESS_TRY(device::launch(kernels::causal_mix_grad_x_kernel<T>,
+                              {plan.x.ctas, plan.x.threads, sizeof(typename Kernel::SharedForX)},
+                              stream, params));
   }
   return device::launch(
       kernels::causal_mix_grad_mixer_kernel<T>,

@@ -1,5 +1,5 @@
-// The grid of causal_mix and of its backward for x: 32 channels of a block per CTA, a warp per slot
-// up to 16 warps.
+// The grid of causal_mix, and of its backward for x: 32 channels of a block per CTA, a warp per
+// slot up to 16 warps.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 #include "cuda/fuse_mix_plan.h"
+#include "cuda/weight_type.h"
 #include "device/launch.h"
 #include "kernels/fuse_mix.cuh"
 #include "xpress/launch.h"
@@ -21,14 +22,8 @@ Status run(const FuseMixParams& p, const DeviceLimits& limits, void* stream) {
 
 Status fuse_mix(const FuseMixParams& p, const DeviceLimits& limits, void* stream) {
   if (p.N == 0) return Status::kOk;
-  switch (p.weight_dtype) {
-    case DType::kBFloat16:
-      return run<bf16>(p, limits, stream);
-    case DType::kFloat16:
-      return run<fp16>(p, limits, stream);
-    default:
-      return run<float>(p, limits, stream);
-  }
+  return with_weight_type(p.weight_dtype,
+                          [&](auto type) { return run<decltype(type)>(p, limits, stream); });
 }
 
 }  // namespace xpress::cuda

@@ -1,21 +1,14 @@
-// The grid of fuse_mix: 32 channels of a block per CTA, a warp per slot up to 16 warps.
+// The grid of fuse_mix: that of causal_mix, whose sum it is.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-
-#include "xpress/device_limits.h"
+#include "cuda/causal_mix_plan.h"
 
 namespace xpress::cuda {
 
-struct FuseMixPlan {
-  int64_t ctas;
-  int threads;
-};
+using FuseMixPlan = CausalMixPlan;
 
-inline FuseMixPlan plan_fuse_mix(int64_t N, int64_t B, int64_t r, const DeviceLimits&) {
-  constexpr int64_t kChannels = 32, kMaxWarps = 16;
-  return {N * (r / kChannels), static_cast<int>(32 * std::min(B, kMaxWarps))};
+inline FuseMixPlan plan_fuse_mix(int64_t N, int64_t B, int64_t r, const DeviceLimits& limits) {
+  return plan_causal_mix(N, B, r, limits);
 }
 
 }  // namespace xpress::cuda

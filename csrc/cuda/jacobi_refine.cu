@@ -1,6 +1,7 @@
 #include "cuda/jacobi_refine_plan.h"
 #include "cuda/readout_internal.h"
 #include "cuda/top_candidates_internal.h"
+#include "cuda/weight_type.h"
 #include "device/launch.h"
 #include "kernels/jacobi_candidates.cuh"
 #include "kernels/jacobi_latent.cuh"
@@ -112,7 +113,6 @@ class Walk {
   kernels::JacobiState state() const {
     return {p_.N,
             static_cast<int>(p_.B),
-            p_.V,
             p_.V_t,
             p_.d2t,
             w_.ids,
@@ -162,14 +162,8 @@ int64_t jacobi_workspace_bytes(int64_t N, int64_t B, int64_t H, int64_t r, int64
 
 Status jacobi_refine(const JacobiRefineParams& p, const DeviceLimits& limits, void* stream) {
   if (p.N == 0) return Status::kOk;
-  switch (p.weight_dtype) {
-    case DType::kBFloat16:
-      return Walk<bf16>(p, limits, stream).run();
-    case DType::kFloat16:
-      return Walk<fp16>(p, limits, stream).run();
-    default:
-      return Walk<float>(p, limits, stream).run();
-  }
+  return with_weight_type(p.weight_dtype,
+                          [&](auto type) { return Walk<decltype(type)>(p, limits, stream).run(); });
 }
 
 }  // namespace xpress::cuda

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/project_hidden_plan.h"
+#include "cuda/weight_type.h"
 #include "device/launch.h"
 #include "kernels/project_hidden.cuh"
 #include "xpress/launch.h"
@@ -42,13 +43,11 @@ Status run(const ProjectHiddenParams& p, void* scratch, const DeviceLimits& limi
     const int64_t blocks = std::min(plan.round, p.N - n0);
     StridedRows hidden = p.hidden;
     hidden.data = p.hidden.row(n0, 0);
-    Status status =
+    XPRESS_TRY(
         device::launch(kernels::round_hidden_kernel<T>,
                        {(blocks * p.H + Round::kThreads - 1) / Round::kThreads, Round::kThreads},
-                       stream, typename Round::Params{blocks, p.B, p.H, hidden, rows, means});
-    if (status != Status::kOk) return status;
-    status = launch_product(p, plan, n0, blocks, rows, means, stream);
-    if (status != Status::kOk) return status;
+                       stream, typename Round::Params{blocks, p.B, p.H, hidden, rows, means}));
+    XPRESS_TRY(launch_product(p, plan, n0, blocks, rows, means, stream));
   }
   return Status::kOk;
 }
@@ -63,14 +62,8 @@ int64_t project_scratch_bytes(int64_t N, int64_t B, int64_t H) {
 Status project_hidden(const ProjectHiddenParams& p, void* scratch, const DeviceLimits& limits,
                       void* stream) {
   if (p.N == 0) return Status::kOk;
-  switch (p.weight_dtype) {
-    case DType::kBFloat16:
-      return run<bf16>(p, scratch, limits, stream);
-    case DType::kFloat16:
-      return run<fp16>(p, scratch, limits, stream);
-    default:
-      return run<float>(p, scratch, limits, stream);
-  }
+  return with_weight_type(
+      p.weight_dtype, [&](auto type) { return run<decltype(type)>(p, scratch, limits, stream); });
 }
 
 }  // namespace xpress::cuda

@@ -1,5 +1,6 @@
 #include "cuda/readout_argmax_plan.h"
 #include "cuda/readout_internal.h"
+#include "cuda/weight_type.h"
 #include "device/launch.h"
 #include "kernels/readout_candidates.cuh"
 #include "kernels/readout_keys.cuh"
@@ -56,14 +57,13 @@ Status run_candidates(const ReadoutArgmaxParams& p, void* stream) {
 
 Status launch_readout(const ReadoutLaunch& p, const DeviceLimits& limits, void* stream) {
   const bool streams = p.N * p.D <= kernels::kProductRows && p.logits == nullptr;
-  switch (p.weight_dtype) {
-    case DType::kBFloat16:
-      return streams ? run_stream<bf16>(p, limits, stream) : run_tiled<bf16>(p, limits, stream);
-    case DType::kFloat16:
-      return streams ? run_stream<fp16>(p, limits, stream) : run_tiled<fp16>(p, limits, stream);
-    default:
-      return run_tiled<float>(p, limits, stream);
-  }
+  return with_weight_type(p.weight_dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (sizeof(T) == 2) {
+      if (streams) return run_stream<T>(p, limits, stream);
+    }
+    return run_tiled<T>(p, limits, stream);
+  });
 }
 
 int64_t readout_scratch_bytes(int64_t rows) {
@@ -75,25 +75,17 @@ Status readout_argmax(const ReadoutArgmaxParams& p, void* scratch, const DeviceL
   const int64_t rows = p.N * p.D;
   if (rows == 0) return Status::kOk;
   if (p.candidates != nullptr) {
-    switch (p.weight_dtype) {
-      case DType::kBFloat16:
-        return run_candidates<bf16>(p, stream);
-      case DType::kFloat16:
-        return run_candidates<fp16>(p, stream);
-      default:
-        return run_candidates<float>(p, stream);
-    }
+    return with_weight_type(p.weight_dtype,
+                            [&](auto type) { return run_candidates<decltype(type)>(p, stream); });
   }
   using Keys = kernels::ReadoutKeys;
   uint64_t* keys = static_cast<uint64_t*>(scratch);
   const device::LaunchShape by_row{(rows + Keys::kThreads - 1) / Keys::kThreads, Keys::kThreads};
   const Keys::Params all{rows, keys, p.index, p.value};
-  Status status = device::launch(kernels::clear_keys_kernel, by_row, stream, all);
-  if (status != Status::kOk) return status;
-  status = launch_readout({p.N, p.D, p.V, p.r, p.z, p.base_logits, p.readout, p.weight_dtype,
-                           /*settled=*/nullptr, keys, /*logits=*/nullptr},
-                          limits, stream);
-  if (status != Status::kOk) return status;
+  XPRESS_TRY(device::launch(kernels::clear_keys_kernel, by_row, stream, all));
+  XPRESS_TRY(launch_readout({p.N, p.D, p.V, p.r, p.z, p.base_logits, p.readout, p.weight_dtype,
+                             /*settled=*/nullptr, keys, /*logits=*/nullptr},
+                            limits, stream));
   return device::launch(kernels::read_keys_kernel, by_row, stream, all);
 }
 

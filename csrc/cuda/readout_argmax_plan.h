@@ -10,8 +10,7 @@
 namespace xpress::cuda {
 
 struct ReadoutPlan {
-  bool streams;  // readout_stream.cuh; else readout_tiled.cuh, with the sizes below
-  int tile_rows;
+  int tile_rows;  // this and the next two: readout_tiled.cuh only
   int chunk;
   int stages;
   int64_t ctas;
@@ -30,7 +29,7 @@ inline ReadoutPlan plan_readout_stream(int64_t V, int64_t r, int64_t shared_stru
                                        const DeviceLimits& limits) {
   constexpr int64_t kIdsOfCta = 8 * 16;
   const int64_t ctas = std::min<int64_t>(2 * limits.num_sms, (V + kIdsOfCta - 1) / kIdsOfCta);
-  return {true, 16, 0, 0, ctas, shared_struct_bytes + 16 * padded_row_bytes(r, 2)};
+  return {16, 0, 0, ctas, shared_struct_bytes + 16 * padded_row_bytes(r, 2)};
 }
 
 // The most rows that fit beside a ring of three stages; then the widest stages.
@@ -38,7 +37,7 @@ inline ReadoutPlan plan_readout_tiled(int64_t rows, int64_t V, int64_t r, int64_
                                       int64_t shared_struct_bytes, const DeviceLimits& limits) {
   constexpr int64_t kIds = 128, kMaxRows = 128;
   const int64_t wanted = std::min(kMaxRows, (rows + 15) / 16 * 16);
-  ReadoutPlan plan{false, 0, 0, 0, 0, 0};
+  ReadoutPlan plan{};
   const auto try_sizes = [&](int64_t tile_rows, int64_t chunk, int64_t stages) {
     const int64_t bytes = shared_struct_bytes + tile_rows * padded_row_bytes(r, element_size) +
                           stages * kIds * padded_row_bytes(chunk, element_size);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/refiner_mlp_plan.h"
+#include "cuda/weight_type.h"
 #include "device/launch.h"
 #include "kernels/refiner_mlp.cuh"
 #include "xpress/launch.h"
@@ -19,12 +20,11 @@ Status run(const RefinerMlpParams& p, void* scratch, const DeviceLimits& limits,
   const auto tiling = [](const MlpProductPlan& product) {
     return typename Kernel::Tiling{product.row_tiles, product.column_tiles, product.chunk};
   };
-  const Status status = device::launch(
+  XPRESS_TRY(device::launch(
       kernels::mlp_hidden_kernel<T>, {plan.hidden.ctas, Kernel::kThreads, plan.hidden.shared_bytes},
       stream,
       typename Kernel::HiddenParams{tiling(plan.hidden), p.rows, p.m, static_cast<int>(p.r), p.c,
-                                    static_cast<const T*>(p.mlp_gate_up), hidden});
-  if (status != Status::kOk) return status;
+                                    static_cast<const T*>(p.mlp_gate_up), hidden}));
   return device::launch(kernels::mlp_down_kernel<T>,
                         {plan.down.ctas, Kernel::kThreads, plan.down.shared_bytes}, stream,
                         typename Kernel::DownParams{
@@ -42,14 +42,8 @@ int64_t mlp_scratch_bytes(int64_t rows, int64_t m) {
 Status refiner_mlp(const RefinerMlpParams& p, void* scratch, const DeviceLimits& limits,
                    void* stream) {
   if (p.rows == 0) return Status::kOk;
-  switch (p.weight_dtype) {
-    case DType::kBFloat16:
-      return run<bf16>(p, scratch, limits, stream);
-    case DType::kFloat16:
-      return run<fp16>(p, scratch, limits, stream);
-    default:
-      return run<float>(p, scratch, limits, stream);
-  }
+  return with_weight_type(
+      p.weight_dtype, [&](auto type) { return run<decltype(type)>(p, scratch, limits, stream); });
 }
 
 }  // namespace xpress::cuda

@@ -32,19 +32,6 @@ XPRESS_DEVICE void store_global(T* address, T value) {
   *address = value;
 }
 
-// 16 bytes that no kernel writes while this one runs. They pass by the L1 cache, being read once.
-XPRESS_DEVICE Bytes16 load_global_once(const void* address) {
-#ifdef XPRESS_EMULATE
-  return load_global(static_cast<const Bytes16*>(address));
-#else
-  Bytes16 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-               : "l"(address));
-  return value;
-#endif
-}
-
 // 16 bytes that no kernel writes while this one runs, or zero, and nothing read, where they are not
 // wanted; without a branch, so that several of these loads can be in flight.
 XPRESS_DEVICE Bytes16 load_global_or_zero(const void* address, bool wanted) {
@@ -66,18 +53,6 @@ XPRESS_DEVICE Bytes16 load_global_or_zero(const void* address, bool wanted) {
       : "l"(address), "r"(static_cast<int>(wanted)));
   return value;
 #endif
-}
-
-// Element `index` of an array of a type known at run time, as fp32.
-XPRESS_DEVICE float load_global_as_float(const void* data, DType dtype, int64_t index) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return to_float(load_global(static_cast<const bf16*>(data) + index));
-    case DType::kFloat16:
-      return to_float(load_global(static_cast<const fp16*>(data) + index));
-    default:
-      return load_global(static_cast<const float*>(data) + index);
-  }
 }
 
 // Starts to copy 16 bytes from global to shared memory; both addresses are multiples of 16. Where

@@ -22,7 +22,7 @@ namespace xpress::kernels {
 struct JacobiState {
   int64_t N;
   int B;
-  int64_t V, V_t;
+  int64_t V_t;
   const int64_t* d2t;      // [V] offsets, or null
   int64_t* ids;            // [N, B + 1]
   int32_t* settled;        // [N]

@@ -61,6 +61,15 @@ class Contents:
     shown: Callable[[str], str] = str
 
 
+def refuse_serial_heads(contents: Contents, format: str) -> None:
+    """Raises CheckpointError if contents in memory hold a Markov or Domino head."""
+    is_serial = contents.keys["dflash_config"].get("projector_type")
+    if is_serial or any(name.startswith(MARKOV_PREFIX) for name in contents.tensors):
+        raise CheckpointError(
+            f"format {format} has no place for a Markov or Domino head: use format B"
+        )
+
+
 # --- modules to contents ---
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xpress_ext.checkpoint.contents import MARKOV_PREFIX, REFINER_PREFIX, Contents
+from xpress_ext.checkpoint.contents import REFINER_PREFIX, Contents, refuse_serial_heads
 from xpress_ext.checkpoint.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -21,6 +21,7 @@ from xpress_ext.checkpoint.files import (
     read_weights,
     write_folder,
 )
+from xpress_ext.config import is_int
 from xpress_ext.reference import target_ids
 
 _PREFIX = "refiner_head."
@@ -99,10 +100,7 @@ def read_speculators(folder: Path) -> Contents:
 def write_speculators(contents: Contents, folder: Path) -> None:
     """Write a folder in format A. Raises CheckpointError for a head that it has no place for."""
     keys, tensors = contents.keys, dict(contents.tensors)
-    if keys["dflash_config"].get("projector_type") or any(
-        name.startswith(MARKOV_PREFIX) for name in tensors
-    ):
-        raise CheckpointError("format A has no place for a Markov or Domino head: use format B")
+    refuse_serial_heads(contents, "A")
     if "d2t" in tensors:
         ids = target_ids(tensors["d2t"])
         mask = torch.zeros(keys["vocab_size"], dtype=torch.bool)
@@ -141,7 +139,7 @@ def _serving_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     layer, ids = keys["transformer_layer_config"], keys["aux_hidden_state_layer_ids"]
     if not isinstance(layer, Mapping):
         raise ValueError(f"transformer_layer_config is {layer!r}, expected an object")
-    if not isinstance(ids, list) or not ids or not all(_is_int(i) and i >= 1 for i in ids):
+    if not isinstance(ids, list) or not ids or not all(is_int(i) and i >= 1 for i in ids):
         raise ValueError(
             f"aux_hidden_state_layer_ids is {ids!r}, expected a list of hidden-state indices from "
             "1 (the first layer's output)"
@@ -171,9 +169,9 @@ def _serving_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mlp_hidden(rank: Any, ratio: Any) -> int:
-    if not _is_int(rank):
+    if not is_int(rank):
         raise ValueError(f"xpress_rank is {rank!r}, expected an integer")
-    if not (_is_int(ratio) or isinstance(ratio, float)) or not 0 < ratio < 2**20:
+    if not (is_int(ratio) or isinstance(ratio, float)) or not 0 < ratio < 2**20:
         raise ValueError(f"xpress_mlp_ratio is {ratio!r}, expected a positive number")
     width = round(rank * ratio)
     if abs(width - rank * ratio) > 1e-6 * width:
@@ -196,7 +194,3 @@ def _check_mask(tensors: Mapping[str, Tensor], vocabulary: int, where: str) -> N
     ids = torch.arange(vocabulary)[mask]
     if not torch.equal(target_ids(d2t).sort().values, ids):
         raise CheckpointError(f"{where}: t2d is not true exactly at the ids that d2t leads to")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

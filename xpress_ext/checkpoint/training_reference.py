@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xpress_ext.checkpoint.contents import MARKOV_PREFIX, REFINER_PREFIX, Contents
+from xpress_ext.checkpoint.contents import REFINER_PREFIX, Contents, refuse_serial_heads
 from xpress_ext.checkpoint.files import CheckpointError, read_pickle, write_pickle
 
 _MASK = "mix.tril"  # a buffer of the reference's mixer: ones in the lower triangle
@@ -63,10 +63,7 @@ def write_training_reference(contents: Contents, path: Path) -> None:
     keys, tensors = contents.keys, contents.tensors
     if "d2t" in tensors or "draft_vocab_size" in keys:
         raise CheckpointError("format C has no place for a reduced draft vocabulary: use A or B")
-    if keys["dflash_config"].get("projector_type") or any(
-        name.startswith(MARKOV_PREFIX) for name in tensors
-    ):
-        raise CheckpointError("format C has no place for a Markov or Domino head: use format B")
+    refuse_serial_heads(contents, "C")
     refiner = {
         name.removeprefix(REFINER_PREFIX): tensor
         for name, tensor in tensors.items()
