@@ -22,6 +22,14 @@ class Vocabularies(Protocol):
         """V, the draft's."""
 
 
+class DraftSizes(Vocabularies, Protocol):
+    """A config that tells the number of drafted slots too."""
+
+    @property
+    def num_drafted(self) -> int:
+        """D, the slots that a block drafts."""
+
+
 def check_d2t(config: Vocabularies, d2t: Tensor | None) -> None:
     """Raises ValueError unless `d2t` maps the draft's vocabulary into the target's.
 
@@ -54,6 +62,15 @@ def check_block(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     if tuple(tensor.shape[1:]) != expected or tensor.dim() != len(expected) + 1:
         sizes = ",".join(["N", *(str(size) for size in expected)])
         raise ValueError(f"{name} must be [{sizes}] for this head, got {list(tensor.shape)}")
+
+
+def check_logits(config: DraftSizes, base_logits: Tensor, hidden: Tensor) -> None:
+    """Raises ValueError unless `base_logits` is [N,D,V], N as in `hidden` [N,...]."""
+    if len(base_logits) != len(hidden):
+        raise ValueError(
+            f"base_logits has N={len(base_logits)} blocks, expected hidden's {len(hidden)}"
+        )
+    check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
 
 
 def check_ids(name: str, ids: Tensor, limit: int) -> None:

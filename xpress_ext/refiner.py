@@ -15,7 +15,7 @@ from torch.nn.functional import pad, silu
 
 from xpress_ext import reference
 from xpress_ext.config import CHANNEL_MULTIPLE, XPressConfig
-from xpress_ext.head_checks import check_block, check_d2t, check_ids
+from xpress_ext.head_checks import check_block, check_d2t, check_ids, check_logits
 
 _INIT_STD = 0.02
 _WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -160,12 +160,7 @@ class XPressRefiner(nn.Module):
         Raises:
             ValueError: an argument does not have the head's shapes.
         """
-        config = self.config
-        if len(base_logits) != len(hidden):
-            raise ValueError(
-                f"base_logits has N={len(base_logits)} blocks, expected hidden's {len(hidden)}"
-            )
-        check_block("base_logits", base_logits, (config.num_drafted, config.draft_vocab_size))
+        check_logits(self.config, base_logits, hidden)
         return base_logits + self.w2(self.latent(hidden, prev)[:, 1:])
 
     @torch.no_grad()

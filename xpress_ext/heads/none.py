@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xpress_ext.head_checks import check_logits
 from xpress_ext.heads.serial import HeadConfig, SerialHead
 
 
@@ -35,7 +36,7 @@ class NoHead(SerialHead):
 
     def forward(self, base_logits: Tensor, hidden: Tensor, prev: Tensor) -> Tensor:
         """base_logits [N,D,V], as they are."""
-        self._check_logits(base_logits, hidden)
+        check_logits(self.config, base_logits, hidden)
         self._check_inputs(hidden, prev)
         return base_logits
 

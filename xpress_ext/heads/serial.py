@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from xpress_ext.config import MAX_BLOCK_SIZE, MIN_BLOCK_SIZE, check_int, check_range
-from xpress_ext.head_checks import check_block, check_d2t, check_ids
+from xpress_ext.head_checks import check_block, check_d2t, check_ids, check_logits
 from xpress_ext.refiner import RefineOutput
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy
@@ -150,7 +150,7 @@ class SerialHead(nn.Module, ABC):
         Raises:
             ValueError: an argument does not have the head's shapes.
         """
-        self._check_logits(base_logits, hidden)
+        check_logits(self.config, base_logits, hidden)
         z = self.latent(hidden, prev)[:, -self.config.num_drafted :]
         return base_logits + linear(z, self.readout)
 
@@ -177,7 +177,7 @@ class SerialHead(nn.Module, ABC):
             ValueError: a shape, a type or the temperature does not fit.
             IndexError: an id is outside the target's vocabulary (seen on the CPU only).
         """
-        self._check_logits(base_logits, hidden)
+        check_logits(self.config, base_logits, hidden)
         check_block("hidden", hidden, (self.config.block_size, self.config.hidden_size))
         check_block("anchor", anchor, ())
         check_ids("anchor", anchor, self.config.vocab_size)
@@ -221,14 +221,6 @@ class SerialHead(nn.Module, ABC):
             probabilities = (logits / temperature).softmax(dim=-1)
             ids = torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
         return ids if self.d2t is None else ids + self.d2t[ids]
-
-    def _check_logits(self, base_logits: Tensor, hidden: Tensor) -> None:
-        if len(base_logits) != len(hidden):
-            raise ValueError(
-                f"base_logits has N={len(base_logits)} blocks, expected hidden's {len(hidden)}"
-            )
-        sizes = (self.config.num_drafted, self.config.draft_vocab_size)
-        check_block("base_logits", base_logits, sizes)
 
     def _check_inputs(self, hidden: Tensor, prev: Tensor) -> None:
         check_block("hidden", hidden, (self.config.block_size, self.config.hidden_size))
